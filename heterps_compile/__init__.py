@@ -1,0 +1,1 @@
+"""heterps-compile: a torch.compile backend for heterogeneous resources."""

@@ -1,0 +1,1 @@
+"""Click-log readers and generators."""

@@ -1,0 +1,1 @@
+"""Devices that exist only in software."""

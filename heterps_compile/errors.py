@@ -1,0 +1,52 @@
+"""Every error and warning a user of heterps-compile can meet.
+
+A message says the value, the constraint and the place; ``hint`` says what mends it. Each class also derives from the
+builtin a caller would expect to catch.
+"""
+
+from __future__ import annotations
+
+
+class HeterpsError(Exception):
+    """Base of all errors raised on purpose by heterps-compile."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message if not hint else f"{message}\nhint: {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class OptionError(HeterpsError, ValueError):
+    """An unknown option, or a value outside what the option allows."""
+
+
+class FileFormatError(HeterpsError, ValueError):
+    """A cluster, cost or plan file that cannot be read: path, field and allowed values are in the message."""
+
+
+class GraphError(HeterpsError, ValueError):
+    """A traced graph that cannot be turned into layers."""
+
+
+class PlanError(HeterpsError, ValueError):
+    """A plan that does not fit its graph or its cluster."""
+
+
+class InfeasibleError(HeterpsError, RuntimeError):
+    """No placement reaches the requested throughput within the limits."""
+
+
+class LoweringError(HeterpsError, RuntimeError):
+    """A stage that cannot run as asked while ``strict=True`` forbids the slower way."""
+
+
+class DeviceError(HeterpsError, RuntimeError):
+    """A resource type whose device is absent here, or tensors that sit on two devices in one operation."""
+
+
+class VerificationError(HeterpsError, AssertionError):
+    """``verify="first_call"`` found an output or a gradient that differs from eager."""
+
+
+class HeterpsWarning(UserWarning):
+    """Something runs slower or differently from what was asked; the message names the layer, the reason and the cost."""

@@ -1,0 +1,1 @@
+"""Plans and graphs as text a person reads."""

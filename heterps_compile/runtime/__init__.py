@@ -1,0 +1,1 @@
+"""What runs a plan on this machine or on many; imports neither passes nor kernels."""

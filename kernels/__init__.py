@@ -1,0 +1,1 @@
+"""Generated kernels and, beside each, the eager definition it must equal."""

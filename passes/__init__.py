@@ -1,0 +1,1 @@
+"""The compiler passes, in order of running: trace, profile, place, fuse, split, lower."""

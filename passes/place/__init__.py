@@ -1,0 +1,1 @@
+"""Placement policies, one function type: a problem in, a placement out."""
