@@ -1,13 +1,15 @@
 """Four click-through-rate models in stock PyTorch: DLRM, DeepFM, DCN and Wide&Deep.
 
-Enter ``dense`` (batch, 13) float32 and ``ids`` (batch, 26) int64, column t of which indexes table t; leaves one logit per
-sample (batch,). Nothing here knows of heterps: the models are what the demo, the examples and the benchmarks compile.
-Options of each: ``rows`` per table, ``dim`` of a vector, ``sparse`` gradients, ``use_bag`` (nn.EmbeddingBag, not nn.Embedding).
+Enter ``dense`` (batch, 13) float32 and ``ids`` (batch, 26) int64, column t of which indexes table t; leaves one logit
+per sample, (batch,). Nothing here knows of heterps: the models are what the demo, examples and benchmarks compile.
+Options of each: ``rows`` per table, ``dim`` of a vector, ``sparse`` gradients, and ``use_bag`` for nn.EmbeddingBag in
+place of nn.Embedding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +22,16 @@ DEFAULT_ROWS = (200_000,) * NUM_TABLES
 def mlp(widths: Sequence[int]) -> nn.Sequential:
     """Linear layers between consecutive widths, each with a ReLU behind it."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths[:-1], widths[1:], strict=True):
+    for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers)
+
+
+def new_table(rows: int, dim: int, *, sparse: bool, use_bag: bool) -> nn.Embedding | nn.EmbeddingBag:
+    """A table that starts as the DLRM reference's does: uniform within 1 / sqrt(rows)."""
+    table = nn.EmbeddingBag(rows, dim, mode="sum", sparse=sparse) if use_bag else nn.Embedding(rows, dim, sparse=sparse)
+    nn.init.uniform_(table.weight, -(rows**-0.5), rows**-0.5)
+    return table
 
 
 class Tables(nn.Module):
@@ -30,18 +39,14 @@ class Tables(nn.Module):
 
     def __init__(self, rows: Sequence[int], dim: int, *, sparse: bool = False, use_bag: bool = False) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(
-            nn.EmbeddingBag(count, dim, mode="sum", sparse=sparse) if use_bag else nn.Embedding(count, dim, sparse=sparse)
-            for count in rows
-        )
-        for table in self.tables:
-            bound = table.weight.shape[0] ** -0.5  # the DLRM reference's start
-            nn.init.uniform_(table.weight, -bound, bound)
+        self.tables = nn.ModuleList(new_table(count, dim, sparse=sparse, use_bag=use_bag) for count in rows)
         self.use_bag = use_bag
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look each column up in its table."""
-        columns = ids.split(1, dim=1) if self.use_bag else ids.unbind(dim=1)
+        columns = ids.unbind(dim=1)
+        if self.use_bag:
+            columns = tuple(column.unsqueeze(1) for column in columns)  # bags of one id
         return torch.stack([table(column) for table, column in zip(self.tables, columns, strict=True)], dim=1)
 
 
@@ -89,7 +94,8 @@ class DLRM(nn.Module):
         bottom = self.bottom(dense)
         vectors = torch.cat([bottom.unsqueeze(1), self.embeddings(ids)], dim=1)
         features = torch.cat([bottom, self.interaction(vectors)], dim=1)
-        return self.output(self.top(features)).squeeze(1)
+        logits: Tensor = self.output(self.top(features))
+        return logits.squeeze(1)
 
 
 class DeepFM(nn.Module):
@@ -116,10 +122,11 @@ class DeepFM(nn.Module):
         """Logits (batch,): first order + second order + deep."""
         vectors = self.embeddings(ids)
         first = self.first_order(ids).sum(dim=1) + self.first_order_dense(dense)
-        # The sum over pairs <v_i, v_j>, i < j, is half of (the sum's square less the squares' sum): linear in the tables.
+        # Half of the sum's square less the squares' sum is the sum over pairs <v_i, v_j>, in time linear in the tables.
         second = 0.5 * (vectors.sum(dim=1).square() - vectors.square().sum(dim=1)).sum(dim=1, keepdim=True)
         deep = self.output(self.deep(torch.cat([dense, vectors.flatten(1)], dim=1)))
-        return (first + second + deep).squeeze(1)
+        logits: Tensor = first + second + deep
+        return logits.squeeze(1)
 
 
 class CrossLayer(nn.Module):
@@ -132,7 +139,8 @@ class CrossLayer(nn.Module):
 
     def forward(self, x0: Tensor, x: Tensor) -> Tensor:
         """The next x."""
-        return x0 * self.weight(x) + self.bias + x
+        crossed: Tensor = x0 * self.weight(x) + self.bias + x
+        return crossed
 
 
 class DCN(nn.Module):
@@ -162,7 +170,8 @@ class DCN(nn.Module):
         crossed = x0
         for cross in self.crosses:
             crossed = cross(x0, crossed)
-        return self.output(torch.cat([crossed, self.deep(x0)], dim=1)).squeeze(1)
+        logits: Tensor = self.output(torch.cat([crossed, self.deep(x0)], dim=1))
+        return logits.squeeze(1)
 
 
 class WideDeep(nn.Module):
@@ -189,7 +198,8 @@ class WideDeep(nn.Module):
         """Logits (batch,): wide + deep."""
         wide = self.wide(ids).sum(dim=1) + self.wide_dense(dense)
         deep = self.output(self.deep(torch.cat([dense, self.embeddings(ids).flatten(1)], dim=1)))
-        return (wide + deep).squeeze(1)
+        logits: Tensor = wide + deep
+        return logits.squeeze(1)
 
 
 MODELS: dict[str, type[DLRM] | type[DeepFM] | type[DCN] | type[WideDeep]] = {
