@@ -49,4 +49,4 @@ class VerificationError(HeterpsError, AssertionError):
 
 
 class HeterpsWarning(UserWarning):
-    """Something runs slower or differently from what was asked; the message names the layer, the reason and the cost."""
+    """Something runs slower or differently from what was asked; the message names layer, reason and cost."""

@@ -137,7 +137,7 @@ class LayerGraph:
         return hashlib.sha256(repr((self.layers, self.edges, self.bound)).encode()).hexdigest()[:16]
 
     def dot(self, classes: dict[str, str] | None = None) -> str:
-        """Graphviz source: one box per layer, edges labelled with bytes per sample; ``classes`` adds a line per layer."""
+        """Graphviz source: one box per layer, bytes per sample on the edges; ``classes`` adds a line per layer."""
         lines = ["digraph layers {", "  rankdir=LR; node [shape=box, fontname=monospace];"]
         for layer in self.layers:
             label = f"{layer.name}\\n{layer.kind}, {layer.intensity_flop_per_byte:.2f} FLOP/byte"
@@ -148,4 +148,3 @@ class LayerGraph:
             f'  "{edge.source}" -> "{edge.target}" [label="{edge.bytes_per_sample:.0f} B"];' for edge in self.edges
         ]
         return "\n".join([*lines, "}"])
-
