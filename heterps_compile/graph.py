@@ -10,12 +10,12 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-import networkx as nx
-
 from heterps_compile.errors import GraphError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import networkx as nx
 
 LayerKind = Literal[
     "embedding", "linear", "conv", "matmul", "attention", "recurrent", "norm", "pointwise", "reduction", "loss", "other"
@@ -125,6 +125,8 @@ class LayerGraph:
 
     def digraph(self) -> nx.DiGraph[str]:
         """A networkx copy of the graph: nodes carry ``layer``, edges ``bytes_per_sample``."""
+        import networkx as nx
+
         graph: nx.DiGraph[str] = nx.DiGraph()
         for layer in self.layers:
             graph.add_node(layer.name, layer=layer)

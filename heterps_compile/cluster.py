@@ -1,0 +1,274 @@
+"""Resource types, the links between them, and the cluster they form.
+
+Enters: a YAML or JSON file, a mapping, or this machine. Leaves: frozen values with units in their names. Refused: files
+with missing, unknown or out-of-range fields, resource types named twice, links to types that are not there.
+A type named in the catalog (or ``like`` one of it) needs only name, price and limit; any field given wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from heterps_compile.catalog import CATALOG
+from heterps_compile.errors import FileFormatError, OptionError
+from heterps_compile.fields import Record, describe, read_file
+
+Unit = Literal["card", "core"]
+
+ASSUMED_NETWORK_BYTES_PER_S = 1.25e9
+"""10 Gb/s, used for a link of two types that state no network rate."""
+ASSUMED_LATENCY_S = 5.0e-5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceType:
+    """A kind of device that can be rented: price, limit and datasheet rates of one unit (a core or a card).
+
+    ``device`` is a torch device type ("cpu", "cuda", "xpu") or "sim", the simulated accelerator. A rate or memory of 0
+    is not stated: it constrains nothing and estimates need it. ``limit`` is the most units one can rent.
+    """
+
+    name: str
+    device: str
+    price_usd_per_h: float
+    limit: int
+    memory_bytes: float = 0.0
+    flops_per_s: float = 0.0
+    memory_bytes_per_s: float = 0.0
+    network_bytes_per_s: float = 0.0
+    unit: Unit = "card"
+    spot_price_usd_per_h: float = 0.0
+    billing_minimum_s: float = 0.0
+    source: str = ""
+    date: str = ""
+
+    @property
+    def balance_flop_per_byte(self) -> float:
+        """Arithmetic intensity at which one unit is as fast at computing as at moving data; 0 when not stated."""
+        return self.flops_per_s / self.memory_bytes_per_s if self.memory_bytes_per_s else 0.0
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Anything but a CPU core."""
+        return self.device != "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, ready for JSON or YAML."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+    @classmethod
+    def from_record(cls, record: Record) -> ResourceType:
+        """Read one entry; fields left out come from the catalog. Raises :class:`FileFormatError`."""
+        record.only(*(f.name for f in fields(cls)), "like")
+        name = record.text("name")
+        like = record.text("like", name, choices=tuple(CATALOG)) if record.has("like") else name
+        base = CATALOG.get(like, {})
+        given = Record(
+            {**base, **{k: v for k, v in record.values.items() if v is not None}}, record.origin, record.path
+        )
+        device = given.text("device", "cpu" if name.startswith("cpu") else "cuda")
+        return cls(
+            name=name,
+            device=device,
+            price_usd_per_h=given.number("price_usd_per_h"),
+            limit=given.integer("limit"),
+            memory_bytes=given.number("memory_bytes", 0.0),
+            flops_per_s=given.number("flops_per_s", 0.0),
+            memory_bytes_per_s=given.number("memory_bytes_per_s", 0.0),
+            network_bytes_per_s=given.number("network_bytes_per_s", 0.0),
+            unit="core"
+            if given.text("unit", "core" if device == "cpu" else "card", choices=UNITS) == "core"
+            else "card",
+            spot_price_usd_per_h=given.number("spot_price_usd_per_h", 0.0),
+            billing_minimum_s=given.number("billing_minimum_s", 0.0),
+            source=given.text("source", ""),
+            date=str(given.values.get("date", "")),
+        )
+
+
+UNITS = ("card", "core")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What joins one unit of a type to one unit of another: bandwidth per unit and latency."""
+
+    between: tuple[str, str]
+    bandwidth_bytes_per_s: float
+    latency_s: float = ASSUMED_LATENCY_S
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON or YAML."""
+        return {
+            "between": list(self.between),
+            "bandwidth_bytes_per_s": self.bandwidth_bytes_per_s,
+            "latency_s": self.latency_s,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """The resource types on offer and the links between them; the order of types is the order of the file."""
+
+    resources: tuple[ResourceType, ...]
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = self.names()
+        if not names:
+            raise FileFormatError("resources is empty (allowed: at least one resource type)")
+        for name in names:
+            if names.count(name) > 1:
+                raise FileFormatError(f'resources: name "{name}" is there {names.count(name)} times (allowed: once)')
+        for link in self.links:
+            for end in link.between:
+                if end not in names:
+                    raise FileFormatError(f'links: "{end}" is no resource type (allowed: {", ".join(names)})')
+
+    def __len__(self) -> int:
+        return len(self.resources)
+
+    def __iter__(self) -> Iterator[ResourceType]:
+        return iter(self.resources)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def __getitem__(self, name: str) -> ResourceType:
+        for resource in self.resources:
+            if resource.name == name:
+                return resource
+        raise OptionError(f"resource type {name!r} is not in the cluster (it has {', '.join(self.names())})")
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the resource types, in order."""
+        return tuple(resource.name for resource in self.resources)
+
+    def link(self, a: str, b: str) -> Link:
+        """The link between two types: the one given, or else the slower network rate of the two ends."""
+        for link in self.links:
+            if link.between in ((a, b), (b, a)):
+                return link
+        rates = [rate for rate in (self[a].network_bytes_per_s, self[b].network_bytes_per_s) if rate]
+        return Link(between=(a, b), bandwidth_bytes_per_s=min(rates, default=ASSUMED_NETWORK_BYTES_PER_S))
+
+    def with_limits(self, limits: Mapping[str, int]) -> Cluster:
+        """The same cluster with other limits, for what-if questions. Raises :class:`OptionError` for unknown types."""
+        for name, limit in limits.items():
+            self[name]
+            if limit < 0:
+                raise OptionError(f"limit of {name} is {limit} (allowed: a whole number >= 0)")
+        changed = tuple(_replace(r, limit=limits.get(r.name, r.limit)) for r in self.resources)
+        return Cluster(resources=changed, links=self.links)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON or YAML; ``from_dict`` gives an equal cluster back."""
+        return {
+            "version": 1,
+            "resources": [r.to_dict() for r in self.resources],
+            "links": [link.to_dict() for link in self.links],
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the cluster as YAML."""
+        import yaml
+
+        Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Read a YAML or JSON file. Raises :class:`FileFormatError` with path, line, field and allowed values."""
+        return cls.from_record(read_file(path))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, origin: str = "") -> Cluster:
+        """Read a mapping of the same form as the file."""
+        return cls.from_record(Record.of(values, origin))
+
+    @classmethod
+    def from_record(cls, record: Record) -> Cluster:
+        """Read a parsed file."""
+        record.only("version", "resources", "links")
+        record.version()
+        resources = tuple(ResourceType.from_record(entry) for entry in record.records("resources", required=True))
+        unique_names(record, "resources", tuple(r.name for r in resources))
+        links = tuple(_read_link(entry, tuple(r.name for r in resources)) for entry in record.records("links"))
+        return cls(resources=resources, links=links)
+
+    @classmethod
+    def local(cls, *, simulated: int = 0) -> Cluster:
+        """This machine: its CPU cores, its CUDA cards if torch sees any, and ``simulated`` units of the sim device.
+
+        Prices and rates are the catalog's for ``cpu``; cards carry their own name and memory, and no price is known for
+        them, so the catalog's on-demand price of the closest card is used.
+        """
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cpu: dict[str, Any] = {"name": "cpu", "limit": cores, "memory_bytes": _memory_bytes() / cores}
+        entries = [cpu, *_cuda_entries()]
+        if simulated:
+            entries.append({"name": "sim", "limit": simulated})
+        return cls.from_dict({"resources": entries})
+
+
+def unique_names(record: Record, field: str, names: tuple[str, ...]) -> None:
+    """Refuse a list of entries in which one name stands twice."""
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            place = describe(record.origin, (*record.path, field, index, "name"))
+            raise FileFormatError(f'{place} is "{name}" a second time (allowed: each name once)')
+        seen.add(name)
+
+
+def closest(name: str) -> str | None:
+    """The catalog entry whose name is in, or most like, the name a driver reports ("NVIDIA A100-SXM4-80GB")."""
+    flat = name.lower().replace(" ", "-").replace("gb", "")
+    inside = [key for key in CATALOG if all(part in flat for part in key.split("-"))]
+    return max(inside, key=len) if inside else next(iter(difflib.get_close_matches(flat, CATALOG, n=1)), None)
+
+
+def _replace(resource: ResourceType, **changes: Any) -> ResourceType:
+    return ResourceType(**{**asdict(resource), **changes})
+
+
+def _read_link(record: Record, names: tuple[str, ...]) -> Link:
+    record.only("between", "bandwidth_bytes_per_s", "latency_s")
+    ends = record.texts("between", required=True)
+    if len(ends) != 2 or any(end not in names for end in ends):
+        record.reject("between", f"two of {', '.join(names)}")
+    return Link(
+        between=(ends[0], ends[1]),
+        bandwidth_bytes_per_s=record.number("bandwidth_bytes_per_s", low=1.0),
+        latency_s=record.number("latency_s", ASSUMED_LATENCY_S),
+    )
+
+
+def _memory_bytes() -> float:
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):
+        return 4.0e9  # a platform without sysconf
+
+
+def _cuda_entries() -> list[dict[str, Any]]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found: dict[str, dict[str, Any]] = {}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        like = closest(properties.name)
+        name = like or properties.name.lower().replace(" ", "-")
+        entry = found.setdefault(name, {"name": name, "device": "cuda", "limit": 0})
+        entry["limit"] += 1
+        entry["memory_bytes"] = float(properties.total_memory)
+        if like is None:
+            entry["price_usd_per_h"] = CATALOG["v100"]["price_usd_per_h"]
+    return list(found.values())
