@@ -21,7 +21,11 @@ class OptionError(HeterpsError, ValueError):
 
 
 class FileFormatError(HeterpsError, ValueError):
-    """A cluster, cost or plan file that cannot be read: path, field and allowed values are in the message."""
+    """A cluster, cost, plan or data file that cannot be read: path, field and allowed values are in the message."""
+
+
+class MissingPackageError(HeterpsError, ImportError):
+    """An optional package that the call needs is not installed; the hint says how to install it."""
 
 
 class GraphError(HeterpsError, ValueError):
