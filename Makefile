@@ -30,7 +30,7 @@ RUN := .venv/run.stamp
 DEV := .venv/dev.stamp
 endif
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint lint-rules lint-format lint-types bench clean
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
 
@@ -43,12 +43,20 @@ test: $(DEV)
 bench: $(DEV)
 	for file in benchmarks/bench_*.py; do $(PYTHON) "$$file" $(ARGS); done
 
-# setup.py installs passes/ and kernels/ below heterps_compile; mypy sees them there through links.
+# all three, whichever fails
 lint: $(DEV)
+	@$(MAKE) --no-print-directory --keep-going lint-rules lint-format lint-types
+
+lint-rules: $(DEV)
 	$(PYTHON) -m ruff check .
+
+lint-format: $(DEV)
 	$(PYTHON) -m ruff format --check .
+
+# setup.py installs passes/ and kernels/ below heterps_compile: links show them to mypy there, sed gives the paths back.
+lint-types: $(DEV)
 	rm -rf build/typing && mkdir -p build/typing/heterps_compile
-	ln -s $(addprefix $(CURDIR)/,$(wildcard heterps_compile/*) passes kernels) build/typing/heterps_compile/
+	@ln -s $(addprefix $(CURDIR)/,$(wildcard heterps_compile/*) passes kernels) build/typing/heterps_compile/
 	cd build/typing && $(ANYWHERE) -m mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache \
 		| sed -E 's#^heterps_compile/(passes|kernels)/#\1/#'
 
