@@ -1,0 +1,145 @@
+"""Join lowered stages into the callable Dynamo keeps: the runtime, parameter placement, verification, the report.
+
+Enters: everything the passes made for one graph. Leaves: a :class:`CompiledGraph`. One stage on the caller's device
+runs as a plain call; several run through the local pipeline, split into microbatches only where that is proved safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from heterps_compile.compiled import CompiledGraph, LayerReport, Report
+from heterps_compile.devices.move import move_in_place
+from heterps_compile.graph import LayerGraph
+from heterps_compile.options import Options
+from heterps_compile.passes.batch_axis import BatchAxis
+from heterps_compile.passes.lower import LoweredStage
+from heterps_compile.plan import Plan
+from heterps_compile.runtime.local import LocalPipeline, StageProgram
+from heterps_compile.runtime.row_split import RowSplit
+from heterps_compile.site import Site, static_inputs
+from heterps_compile.verify import compare_with_eager
+
+
+def assemble(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    graph: LayerGraph,
+    plan: Plan,
+    lowered: Sequence[LoweredStage],
+    site: Site,
+    options: Options,
+) -> CompiledGraph:
+    """Build the callable and its report."""
+    rows, microbatches = _row_split(gm, example_inputs, lowered, options)
+    programs = tuple(
+        StageProgram(
+            name=stage.stage.cut.name,
+            resource=stage.stage.cut.resource,
+            device=stage.stage.cut.device,
+            run=stage.run,
+            inputs=stage.stage.inputs,
+            outputs=stage.stage.outputs,
+        )
+        for stage in lowered
+    )
+    inputs = tuple(node.name for node in gm.graph.nodes if node.op == "placeholder")
+    pipeline = LocalPipeline(
+        stages=programs,
+        inputs=inputs,
+        outputs=_outputs(gm),
+        home=site.home,
+        row_split=rows,
+        num_microbatches=options.microbatches,
+    )
+    static = static_inputs(gm, example_inputs)
+    return CompiledGraph(
+        report=_report(graph, plan, lowered, microbatches),
+        run=pipeline,
+        prepare=_placer(inputs, static, lowered, site),
+        first_call=_verified(pipeline, gm, inputs) if options.verify == "first_call" else None,
+        close=pipeline.close,
+        static_inputs=static,
+    )
+
+
+def uncompiled(gm: fx.GraphModule, example_inputs: Sequence[Any], reason: str) -> CompiledGraph:
+    """The graph as Dynamo made it, run in eager, with the reason in its report."""
+    report = Report(
+        plan=Plan(placement={}, stages=(), provision={}),
+        graph=LayerGraph(layers=()),
+        layers=(),
+        microbatches="1",
+        notes=(f"eager: {reason}",),
+    )
+    return CompiledGraph(report=report, run=gm.forward, static_inputs=static_inputs(gm, example_inputs))
+
+
+def _outputs(gm: fx.GraphModule) -> tuple[Any, ...]:
+    """The flat outputs: names of values, or constants wrapped as one-tuples."""
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    return tuple(value.name if isinstance(value, fx.Node) else (value,) for value in output.args[0])
+
+
+def _row_split(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], lowered: Sequence[LoweredStage], options: Options
+) -> tuple[RowSplit | None, str]:
+    """How a batch is cut into microbatches, and a sentence on it."""
+    if options.microbatches == 1:
+        return None, "1 (none asked for)"
+    if len(lowered) < 2:
+        return None, "1: one stage has nothing to overlap with"
+    verdict = BatchAxis()(gm, example_inputs)
+    if verdict.row_split is None:
+        return None, f"1: {verdict.reason}"
+    return verdict.row_split, str(options.microbatches)
+
+
+def _placer(
+    inputs: Sequence[str], static: Sequence[int], lowered: Sequence[LoweredStage], site: Site
+) -> Callable[[tuple[Any, ...]], None] | None:
+    """Moves each parameter to the device of the stage that reads it; None where all of them are at home."""
+    wanted: dict[str, torch.device] = {name: stage.stage.cut.device for stage in lowered for name in stage.stage.inputs}
+    moves = tuple(
+        (index, wanted[inputs[index]])
+        for index in static
+        if inputs[index] in wanted and wanted[inputs[index]].type != site.home.type
+    )
+    if not moves:
+        return None
+
+    def place(args: tuple[Any, ...]) -> None:
+        for index, device in moves:
+            if args[index].device.type != device.type:
+                move_in_place(args[index], device)
+
+    return place
+
+
+def _verified(
+    run: Callable[..., tuple[Any, ...]], gm: fx.GraphModule, inputs: Sequence[str]
+) -> Callable[..., tuple[Any, ...]]:
+    def first(*args: Any) -> tuple[Any, ...]:
+        compare_with_eager(run, gm.forward, args, inputs)
+        return run(*args)
+
+    return first
+
+
+def _report(graph: LayerGraph, plan: Plan, lowered: Sequence[LoweredStage], microbatches: str) -> Report:
+    layers = tuple(
+        LayerReport(
+            layer=layer.name,
+            stage=stage.stage.cut.name,
+            resource=stage.stage.cut.resource,
+            device=str(stage.stage.cut.device),
+            lowering=stage.how[layer.name],
+        )
+        for stage in lowered
+        for layer in stage.stage.layers
+    )
+    return Report(plan=plan, graph=graph, layers=layers, microbatches=microbatches)

@@ -1,0 +1,103 @@
+"""The entry of ``torch.compile(model, backend="heterps")``: one line per pass, in order.
+
+Enters: a Dynamo graph, its example inputs, the user's options. Leaves: a callable over the flat inputs. Every pass
+takes and returns values; the graph Dynamo made is never edited, so it is the way out when a pass fails: one warning
+says which and why, and ``strict`` raises instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from heterps_compile.adopt import adopt
+from heterps_compile.assemble import assemble, uncompiled
+from heterps_compile.capture import ended_by
+from heterps_compile.compiled import CompiledGraph, alive, remember
+from heterps_compile.errors import GraphError, HeterpsError, HeterpsWarning, LoweringError
+from heterps_compile.options import Options
+from heterps_compile.passes.lower import Lower
+from heterps_compile.passes.profile import Profile
+from heterps_compile.passes.split import Split
+from heterps_compile.passes.trace import Trace
+from heterps_compile.planning import plan_costs
+from heterps_compile.site import Site
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Dynamo may compile from several threads at once; layers are measured, and kernels compiled, one graph at a time."""
+
+
+def heterps(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> CompiledGraph:
+    """Compile one graph. Raises the :class:`HeterpsError` that names what the user asked for and cannot have."""
+    settings = Options.parse(options, mode)
+    with _ONE_AT_A_TIME:
+        started = time.perf_counter()
+        compiled = _compile_or_stay_eager(gm, example_inputs, settings)
+        compile_s = time.perf_counter() - started
+        compiled.report = replace(compiled.report, compile_s=compile_s, ended_by=ended_by(gm))
+        return remember(compiled)
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> CompiledGraph:
+    """Trace, profile, place (fuse and provision with it), split, lower, and join the stages into a pipeline."""
+    site = Site.of(gm, example_inputs, options)
+    graph = Trace()(gm, example_inputs)
+    pins = {**site.pinned(graph, gm, example_inputs), **options.pin}
+    if options.plan is not None:
+        plan = adopt(options.plan, graph, site.cluster, default=site.home_type)
+    else:
+        costs = Profile(mode=options.profile)(gm, graph, site.cluster)
+        plan = plan_costs(
+            costs,
+            site.cluster,
+            min_throughput=options.min_throughput,
+            policy=options.policy,
+            seed=options.seed,
+            pin=pins,
+            replicas=options.replicas,
+        )
+    stages = Split(home=site.home)(gm, graph, site.cuts(plan))
+    lowered = [Lower(strict=options.strict, lazy_tables=options.lazy_tables)(stage) for stage in stages]
+    return assemble(gm, example_inputs, graph, plan, lowered, site, options)
+
+
+def _compile_or_stay_eager(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> CompiledGraph:
+    try:
+        return compile_graph(gm, example_inputs, options)
+    except (GraphError, LoweringError) as error:
+        reason = error
+    except HeterpsError:
+        raise  # the user asked for something that cannot be had: no substitute is right
+    except Exception as error:  # a fault of ours must not stop a training job that eager can run
+        reason = error
+    if options.strict:
+        raise reason
+    if not isinstance(reason, GraphError):
+        warnings.warn(
+            f"a graph of {len(gm.graph.nodes)} nodes runs in eager, unplanned: {type(reason).__name__}: {reason}",
+            HeterpsWarning,
+            stacklevel=2,
+        )
+    return uncompiled(gm, example_inputs, str(reason))
+
+
+def _reset() -> None:
+    """Called by ``torch._dynamo.reset()``: stop the workers of every graph."""
+    for compiled in alive():
+        if compiled.close is not None:
+            compiled.close()
+
+
+heterps.reset = _reset  # type: ignore[attr-defined]
