@@ -1,0 +1,277 @@
+"""Turn a Dynamo graph into a graph of layers.
+
+Enters: a torch-level ``fx.GraphModule`` whose placeholders include the parameters, and its example inputs. Leaves: a
+:class:`~heterps_compile.graph.LayerGraph` in which every compute node is in exactly one layer. Nothing runs: all facts
+come from Dynamo's example values. Refused: graphs without a compute node.
+
+Nodes are grouped in this order: what must stay together (mode regions, writes with the owner of the memory, calls of a
+leaf module), look-ups of one kind, cheap operations with a neighbour, and, above ``max_layers``, cheap neighbours.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from torch import fx
+
+from heterps_compile.errors import GraphError, OptionError
+from heterps_compile.fx_layers import describe_layers
+from heterps_compile.fx_lookups import parse_lookup
+from heterps_compile.fx_ops import CHEAP, is_random, mode_regions, op_kind, written
+from heterps_compile.fx_values import call_stack, example, num_bytes, parameter_names, requires_grad, shape, storages
+from heterps_compile.fx_work import node_work
+from heterps_compile.graph import LayerGraph, Lookup
+from heterps_compile.quotient import Quotient, components
+
+SMALL_CALL = 2
+"""A leaf module that holds at most this many cheap operations is no layer of its own (an activation, a bias)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """Group the nodes of a graph into layers and annotate them.
+
+    ``max_layers`` bounds the number of layers; cheap neighbours are merged to reach it. Tables of up to
+    ``small_table_bytes`` form look-up layers apart from larger ones, so that they can be placed apart.
+    """
+
+    max_layers: int = 64
+    small_table_bytes: int = 2**20
+
+    def __post_init__(self) -> None:
+        if self.max_layers < 1:
+            raise OptionError(f"max_layers is {self.max_layers} (allowed: a whole number >= 1)")
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[object]) -> LayerGraph:
+        """Raises :class:`GraphError` for a graph without a compute node."""
+        facts = _Facts(gm, parameter_names(gm, example_inputs))
+        if not facts.nodes:
+            raise GraphError("the graph computes nothing: it returns its inputs as they are")
+        groups = _layers(facts, self)
+        return describe_layers(
+            gm, [[facts.nodes[i] for i in group] for group in groups], facts.order_edges(), facts.parameters
+        )
+
+
+class _Facts:
+    """The compute nodes of a graph by position, and what constrains them."""
+
+    def __init__(self, gm: fx.GraphModule, parameters: frozenset[str]) -> None:
+        self.gm = gm
+        self.parameters = parameters
+        self.nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
+        self.position = {node: position for position, node in enumerate(self.nodes)}
+        self.kinds = [op_kind(node) for node in self.nodes]
+        parsed = ((i, parse_lookup(node, parameters)) for i, node in enumerate(self.nodes) if self.kinds[i] == "lookup")
+        self.lookups: dict[int, Lookup] = {i: lookup for i, lookup in parsed if lookup}
+
+    @cached_property
+    def data_edges(self) -> list[tuple[int, int]]:
+        """Producer to consumer."""
+        place = self.position
+        return [(place[a], place[b]) for b in self.nodes for a in b.all_input_nodes if a in place]
+
+    @cached_property
+    def effects(self) -> tuple[list[tuple[int, int]], list[list[int]]]:
+        """Edges that keep writes, reads and random draws in order, and sets of nodes that share written memory.
+
+        A write stays with the node that made the memory: a boundary between them might copy, or cut the autograd graph
+        where an in-place operation is not allowed. Memory of an input that is written stays with all who read it later.
+        """
+        edges: list[tuple[int, int]] = []
+        together: list[list[int]] = []
+        owner: dict[int, int] = {}
+        writer: dict[int, int] = {}
+        readers: dict[int, list[int]] = defaultdict(list)
+        draw: int | None = None
+        for i, node in enumerate(self.nodes):
+            for key in dict.fromkeys(key for source in node.all_input_nodes for key in storages(source)):
+                if key in writer:
+                    edges.append((writer[key], i))
+                    if key not in owner:
+                        together.append([writer[key], i])
+                readers[key].append(i)
+            for key in dict.fromkeys(key for target in written(node) for key in storages(target)):
+                edges += [(reader, i) for reader in readers[key] if reader != i]
+                if key in owner and owner[key] != i:
+                    together.append([owner[key], i])
+                writer[key], readers[key] = i, []
+            known = [key for source in node.all_input_nodes for key in storages(source)]
+            owner.update((key, i) for key in storages(node) if key not in owner and key not in known)
+            if is_random(node, self.gm):
+                edges += [(draw, i)] if draw is not None else []
+                draw = i
+        return edges, together
+
+    def order_edges(self) -> list[tuple[fx.Node, fx.Node]]:
+        """Ordering edges as nodes."""
+        return [(self.nodes[a], self.nodes[b]) for a, b in self.effects[0]]
+
+    def producers(self, items: Sequence[int]) -> Iterator[int]:
+        """Positions of the nodes whose values ``items`` read."""
+        return (self.position[a] for i in items for a in self.nodes[i].all_input_nodes if a in self.position)
+
+    def weight(self, items: Sequence[int]) -> float:
+        """Rough cost of a group in bytes: what it moves, and a tenth of its FLOPs."""
+        work = [node_work(self.nodes[i]) for i in items]
+        return sum(w.forward_bytes + 0.1 * w.forward_flops for w in work)
+
+    @cached_property
+    def calls(self) -> dict[str, list[int]]:
+        """Nodes of each call of a module that calls no other module and looks nothing up."""
+        calls: dict[str, list[int]] = defaultdict(list)
+        containers: set[str] = set()
+        for i, node in enumerate(self.nodes):
+            keys = [key for key, _, _ in call_stack(node)]
+            containers.update(keys[:-1])
+            if keys:
+                calls[keys[-1]].append(i)
+        leaves = {key: items for key, items in calls.items() if key not in containers}
+        return {key: items for key, items in leaves.items() if not any(i in self.lookups for i in items)}
+
+    def unpacked(self) -> Iterator[list[int]]:
+        """Each node that gives a tuple, with the nodes that take it apart: what crosses a boundary is a tensor."""
+        for i, node in enumerate(self.nodes):
+            if isinstance(example(node), (tuple, list)):
+                yield [i, *(self.position[user] for user in node.users if user in self.position)]
+
+    def is_cheap(self, group: Sequence[int]) -> bool:
+        """Whether a group clings to a neighbour: no heavy operation, and no module of the user's own with a body."""
+        if any(self.kinds[i] not in CHEAP for i in group):
+            return False
+        if sum(self.kinds[i] != "view" for i in group) <= SMALL_CALL:
+            return True
+        stack = call_stack(self.nodes[group[0]])
+        return not stack or stack[-1][0] not in self.calls or stack[-1][2].__module__.startswith("torch.nn.")
+
+
+def _layers(facts: _Facts, options: Trace) -> list[list[int]]:
+    """Positions of the nodes of each layer, layers in the order they run (look-ups first where free)."""
+    effect_edges, shared = facts.effects
+    edges = facts.data_edges + effect_edges
+    together = [*mode_regions(facts.nodes), *shared, *facts.calls.values(), *facts.unpacked()]
+    atoms = components(len(facts.nodes), edges, together)
+    merged = _merge_lookups(facts, atoms, edges, options.small_table_bytes)
+    quotient = Quotient(merged, edges)
+    lookups = {group for group, items in quotient.members.items() if all(i in facts.lookups for i in items)}
+    cheap = {group for group, items in quotient.members.items() if facts.is_cheap(items)}
+    _absorb(quotient, facts, cheap, lookups)
+    _coarsen(quotient, facts, lookups, options.max_layers)
+    early: set[int] = set()
+    for group in quotient.ranked():
+        if group in lookups and quotient.predecessors[group] <= early:
+            early.add(group)
+    first = {group: min(items) for group, items in quotient.members.items()}
+    return [sorted(quotient.members[g]) for g in quotient.order(lambda g: (g not in early, first[g]))]
+
+
+def _merge_lookups(
+    facts: _Facts, atoms: list[list[int]], edges: list[tuple[int, int]], small_table_bytes: int
+) -> list[list[int]]:
+    """Merge independent look-ups of one kind.
+
+    The level of a look-up counts the look-ups before it on the longest path. Two look-ups of one level cannot reach
+    each other, and what a group of one level reaches has a higher level: merging makes no cycle.
+    """
+    alone = Quotient(atoms, edges)
+    level: dict[int, int] = {}
+    classes: dict[object, list[int]] = defaultdict(list)
+    for group in alone.ranked():
+        items = alone.members[group]
+        own = all(i in facts.lookups for i in items)
+        level[group] = max((level[before] for before in alone.predecessors[group]), default=0)
+        classes[(level[group], *_table_class(facts, items, small_table_bytes)) if own else group].append(group)
+        level[group] += own
+    return [sorted(i for group in groups for i in alone.members[group]) for groups in classes.values()]
+
+
+def _table_class(facts: _Facts, items: Sequence[int], small_table_bytes: int) -> tuple[object, ...]:
+    lookup = facts.lookups[items[0]]
+    table = next(node for node in facts.nodes[items[0]].all_input_nodes if node.name == lookup.table)
+    dtype = table.meta["example_value"].dtype
+    small = num_bytes(table) <= small_table_bytes
+    renormed = items[0] if lookup.max_norm is not None else -1  # writes to its table: stays alone
+    return lookup.mode, shape(table)[-1], dtype, lookup.sparse, small, renormed
+
+
+def _absorb(quotient: Quotient, facts: _Facts, cheap: set[int], lookups: set[int]) -> None:
+    """Contract every cheap group into a neighbour, where one may take it."""
+    bare = _read_only_inputs(quotient, cheap)
+    quotient.rerank(_lookups_first(quotient, bare, lookups))
+    for group in reversed(quotient.ranked()):
+        after = quotient.first_successor(group)
+        if group in bare and after is not None and not (after in lookups and _learns(facts, quotient, group)):
+            quotient.contract(after, group)
+    for group in quotient.ranked():
+        before = quotient.last_predecessor(group)
+        if group not in cheap - bare or before is None or before in lookups:
+            continue
+        if any(quotient.owner[a] == before for a in facts.producers(quotient.members[group])):
+            quotient.contract(before, group)
+    for group in reversed(quotient.ranked()):  # cheap work on looked-up rows, for one reader
+        after = quotient.first_successor(group)
+        if group in cheap and len(quotient.successors[group]) == 1 and after is not None and after not in lookups:
+            quotient.contract(after, group)
+
+
+def _read_only_inputs(quotient: Quotient, cheap: set[int]) -> set[int]:
+    """Cheap groups before which there is nothing but such groups."""
+    bare: set[int] = set()
+    for group in quotient.ranked():
+        if group in cheap and quotient.predecessors[group] <= bare:
+            bare.add(group)
+    return bare
+
+
+def _lookups_first(quotient: Quotient, bare: set[int], lookups: set[int]) -> Callable[[int], tuple[bool, int]]:
+    """Priority that ranks the look-ups on graph inputs, with what prepares their ids, before all else.
+
+    With the lowest ranks they are never the last predecessor of a group that has another one.
+    """
+    early = {group for group in lookups if quotient.predecessors[group] <= bare}
+    for group in reversed(quotient.ranked()):
+        if group in bare and quotient.successors[group] & early:
+            early.add(group)
+    first = {group: items[0] for group, items in quotient.members.items()}
+    return lambda group: (group not in early, first[group])
+
+
+def _learns(facts: _Facts, quotient: Quotient, group: int) -> bool:
+    return any(requires_grad(facts.nodes[i]) for i in quotient.members[group])
+
+
+def _coarsen(quotient: Quotient, facts: _Facts, lookups: set[int], max_layers: int) -> None:
+    """Merge the cheapest group with its cheaper neighbour until few enough are left; look-ups last of all."""
+    if len(quotient) <= max_layers:
+        return
+    weight = {group: facts.weight(items) for group, items in quotient.members.items()}
+    heap = [(weight[group], group) for group in quotient.members if group not in lookups]
+    heapq.heapify(heap)
+    while len(quotient) > max_layers and heap:
+        cost, group = heapq.heappop(heap)
+        if group not in quotient.members or cost != weight[group]:
+            continue
+        keep = _neighbour(quotient, group, weight, lookups)
+        if keep is not None:
+            quotient.contract(keep, group)
+            weight[keep] += cost
+            heapq.heappush(heap, (weight[keep], keep))
+    while len(quotient) > max_layers:
+        ranked = quotient.ranked()
+        keep, gone = min(pairwise(ranked), key=lambda pair: weight[pair[0]] + weight[pair[1]])
+        quotient.contract(keep, gone)
+        weight[keep] += weight[gone]
+
+
+def _neighbour(quotient: Quotient, group: int, weight: dict[int, float], lookups: set[int]) -> int | None:
+    """The lighter of the two neighbours that are safe to contract with; else one next in rank; else None."""
+    linked = (quotient.last_predecessor(group), quotient.first_successor(group))
+    near = [other for other in linked if other is not None and other not in lookups]
+    if not near:
+        near = [other for other in quotient.beside(group) if other not in lookups]
+    return min(near, key=lambda other: (weight[other], quotient.rank[other]), default=None)
