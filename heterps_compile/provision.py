@@ -1,0 +1,180 @@
+"""How many units of each type to rent for given stages: balanced first, then whole numbers, then the cheapest.
+
+Enters: a cost model and placements as type indices. Leaves: units per stage, exact for the given stages: no other whole
+numbers within the limits that reach the floor cost less. HeterPS balances the stages so that all are as slow as the floor
+allows; with whole units a little faster can be cheaper per sample, so the realised times below the floor's are swept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from heterps_compile.cost_model import (
+    Bools,
+    CostModel,
+    Floats,
+    Ints,
+    cost_usd_per_million_samples,
+    stage_time_s,
+    units_needed,
+    whole_units,
+)
+
+STEP = 1 - 1e-11
+"""Just below a time already tried: the next sweep point."""
+ALL_STEPS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provision:
+    """Units per stage of one placement; times in seconds per sample, ``starts`` the first layer of each stage."""
+
+    starts: Ints
+    kinds: Ints
+    units: Ints
+    stage_s: Floats
+    price_usd_per_h: float
+    cost_usd_per_million_samples: float
+
+    @property
+    def slowest_s(self) -> float:
+        """Time per sample of the slowest stage."""
+        return float(self.stage_s.max()) if len(self.stage_s) else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """What N placements cost after provisioning; ``violation`` is 0 where feasible, else how far from it (log scale)."""
+
+    cost_usd_per_million_samples: Floats
+    violation: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """The stages of N placements, ragged: one entry per stage, ``first`` the first stage of each placement."""
+
+    starts: Ints
+    row: Ints
+    kind: Ints
+    terms: Floats
+    first: Ints
+
+    @classmethod
+    def of(cls, model: CostModel, placements: Ints) -> Stages:
+        """Merge neighbours of equal type; ``placements`` (N, L) type indices."""
+        num, length = placements.shape
+        flat = placements.reshape(-1)
+        begins = np.empty((num, length), dtype=bool)
+        begins[:, 0] = True
+        np.not_equal(placements[:, 1:], placements[:, :-1], out=begins[:, 1:])
+        starts = np.flatnonzero(begins.reshape(-1))
+        index = (np.arange(length) * model.num_types + placements).reshape(-1)
+        columns = np.moveaxis(model.terms, 2, 0).reshape(model.terms.shape[2], -1)
+        sums = np.stack([np.add.reduceat(column[index], starts) for column in columns])
+        terms = sums.T  # columns are contiguous: every formula reads one of them
+        row = starts // length
+        first = np.searchsorted(row, np.arange(num))
+        return cls(starts - row * length, row, flat[starts], terms, first)
+
+    def keep(self, rows: Bools) -> Stages:
+        """Only the placements marked in ``rows`` (N,)."""
+        marked = rows[self.row]
+        row = (np.cumsum(rows) - 1)[self.row[marked]]
+        first = np.searchsorted(row, np.arange(int(rows.sum())))
+        return Stages(self.starts[marked], row, self.kind[marked], self.terms.T[:, marked].T, first)
+
+
+def provision(model: CostModel, chosen: Ints, slowest_s: float | None = None) -> Provision | None:
+    """The cheapest whole units for one placement (L,), or None when the floor cannot be reached within the limits."""
+    stages = Stages.of(model, chosen[None])
+    kinds, terms = stages.kind, stages.terms
+    time_s = model.slowest_s if slowest_s is None else slowest_s
+    best: Provision | None = None
+    while True:
+        needed = units_needed(terms, time_s)
+        floor_cost = cost_usd_per_million_samples(float(model.price_usd_per_h[kinds] @ needed), time_s)
+        if best is not None and not floor_cost < best.cost_usd_per_million_samples:
+            return best
+        if not np.isfinite(needed).all():
+            return best
+        units = whole_units(needed)
+        if (np.bincount(kinds, units, model.num_types) > model.limit).any():
+            return best
+        price = float(model.price_usd_per_h[kinds] @ units)
+        stage_s = stage_time_s(terms, units)
+        cost = float(cost_usd_per_million_samples(price, stage_s.max()))
+        if best is None or cost < best.cost_usd_per_million_samples:
+            best = Provision(
+                starts=stages.starts,
+                kinds=kinds,
+                units=units.astype(np.int64),
+                stage_s=stage_s,
+                price_usd_per_h=price,
+                cost_usd_per_million_samples=cost,
+            )
+        time_s = next_time_s(float(stage_s.max()), price, best.cost_usd_per_million_samples)
+        if time_s <= 0:
+            return best
+
+
+def next_time_s(realised_s: float, price_usd_per_h: float, best_cost: float) -> float:
+    """The longest time per sample at which something cheaper can exist, the price being the least at ``realised_s``.
+
+    Faster pipelines cost at least this price per hour, so they must be faster by the ratio of the costs.
+    """
+    worth = best_cost * 3600.0 / 1e6 / price_usd_per_h if price_usd_per_h > 0 else 0.0
+    return min(realised_s, worth) * STEP
+
+
+def score(model: CostModel, placements: Ints, steps: int = ALL_STEPS) -> Scores:
+    """Provision N placements (N, L) in one vectorised sweep of at most ``steps`` times; exact when it ends before that."""
+    num = len(placements)
+    best = np.full(num, np.inf)
+    violation = np.zeros(num)
+    stages = Stages.of(model, placements)
+    rows = np.arange(num)
+    time_s = np.full(num, model.slowest_s)
+    for step in range(steps):
+        stage_limit_s = time_s[stages.row]
+        needed = units_needed(stages.terms, stage_limit_s)
+        units = whole_units(needed)
+        usage = np.bincount(stages.row * model.num_types + stages.kind, units, len(rows) * model.num_types)
+        usage = usage.reshape(len(rows), model.num_types)
+        fits = (usage <= model.limit).all(axis=1)
+        if step == 0:
+            violation = _violation(model, stages, usage, stage_limit_s)
+        price = usage @ model.price_usd_per_h
+        with np.errstate(invalid="ignore"):
+            slowest = np.maximum.reduceat(stage_time_s(stages.terms, units), stages.first)
+            cost = np.where(fits, cost_usd_per_million_samples(price, slowest), np.inf)
+        best[rows] = np.minimum(best[rows], cost)
+        if step + 1 == steps:
+            break
+        with np.errstate(invalid="ignore", divide="ignore"):
+            worth = best[rows] * 3600.0 / 1e6 / price
+            next_s = np.minimum(slowest, np.where(price > 0, worth, 0.0)) * STEP
+        active = fits & (next_s > 0)
+        if active.any():
+            bound = np.bincount(
+                stages.row,
+                model.price_usd_per_h[stages.kind] * units_needed(stages.terms, next_s[stages.row]),
+                len(rows),
+            )
+            with np.errstate(invalid="ignore"):
+                active &= cost_usd_per_million_samples(bound, next_s) < best[rows]
+        if not active.any():
+            break
+        stages, rows, time_s = stages.keep(active), rows[active], next_s[active]
+    return Scores(cost_usd_per_million_samples=best, violation=violation)
+
+
+def _violation(model: CostModel, stages: Stages, usage: Floats, stage_limit_s: Floats) -> Floats:
+    """Per placement: 0 within the limits, else log of the worst excess, past 20 when more units cannot help."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        over = np.max(np.where(usage > model.limit, usage / np.maximum(model.limit, 0.5), 1.0), axis=1)
+        serial = np.maximum(stages.terms[:, 0], stages.terms[:, 2]) / stage_limit_s
+    slowest = np.maximum.reduceat(serial, stages.first)
+    return np.where(np.isfinite(over), np.minimum(np.log(over), 20.0), 20.0 + np.log(np.maximum(slowest, 1.0)))

@@ -1,0 +1,80 @@
+"""Fixed rules: everything on CPU cores, everything on one accelerator type, or data-intensive layers first on CPU.
+
+Enters: a cost model. Leaves: a placement, or None when the cluster has no such type, a layer cannot run there, or the floor
+is out of reach. Where several types qualify, each is tried and the cheapest taken. Pinned layers stay where they are
+pinned, and layers that share a table follow the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from heterps_compile.cost_model import Bools, CostModel, Ints
+from heterps_compile.passes.place.found import Found
+from heterps_compile.provision import provision
+
+
+def cpu_only(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Found:
+    """Every layer on one CPU type."""
+    del seed, time_limit_s
+    return best_of(model, (np.full(model.num_layers, kind) for kind in cpu_types(model)))
+
+
+def gpu_only(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Found:
+    """Every layer on one accelerator type."""
+    del seed, time_limit_s
+    return best_of(model, (np.full(model.num_layers, kind) for kind in accelerator_types(model)))
+
+
+def heuristic(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Found:
+    """The leading data-intensive layers (at least the first) on CPU, the rest on one accelerator type, as AIBox does."""
+    del seed, time_limit_s
+    wanted = []
+    for cpu in cpu_types(model):
+        first = _leading(data_intensive(model, cpu))
+        for accelerator in accelerator_types(model):
+            wanted.append(np.where(np.arange(model.num_layers) < first, cpu, accelerator))
+    return best_of(model, wanted)
+
+
+def cpu_types(model: CostModel) -> list[int]:
+    """Indices of the types whose device is a CPU."""
+    return [index for index, device in enumerate(model.devices) if device == "cpu"]
+
+
+def accelerator_types(model: CostModel) -> list[int]:
+    """Indices of all other types."""
+    return [index for index, device in enumerate(model.devices) if device != "cpu"]
+
+
+def data_intensive(model: CostModel, kind: int) -> Bools:
+    """(L,): whether moving data takes a layer at least as long as computing, on one unit of ``kind``."""
+    terms = model.terms[:, kind]
+    return np.asarray(terms[:, 2] + terms[:, 3] >= terms[:, 0] + terms[:, 1])
+
+
+def best_of(model: CostModel, wanted: Iterable[Ints]) -> Found:
+    """The cheapest of several placements, each first fitted to pins and shared tables."""
+    best = Found(chosen=None)
+    for placement in wanted:
+        fitted = fit(model, placement)
+        made = provision(model, fitted) if fitted is not None else None
+        if fitted is not None and made is not None and made.cost_usd_per_million_samples < best.cost:
+            best = Found(chosen=fitted, cost=made.cost_usd_per_million_samples)
+    return best
+
+
+def fit(model: CostModel, placement: Ints) -> Ints | None:
+    """Keep pinned layers where they must be; None when another layer cannot run where it is put."""
+    fitted = placement.copy()
+    for group in model.bound:
+        fitted[list(group)] = fitted[group[0]]
+    forced = model.allowed.sum(axis=1) == 1
+    fitted[forced] = model.allowed[forced].argmax(axis=1)
+    return fitted if model.allowed[np.arange(model.num_layers), fitted].all() else None
+
+
+def _leading(flags: Bools) -> int:
+    return max(1, int(np.argmin(flags)) if not flags.all() else len(flags) - 1)
