@@ -1,0 +1,97 @@
+"""The ``heterps`` command.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 infeasible or failed, 2 wrong usage or a file that
+cannot be read or written. An error is one line that names the path and the field; a traceback is a bug of ours.
+Each subcommand imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from heterps_compile import cli_planning, cli_running
+from heterps_compile.cli_factory import UsageError
+from heterps_compile.errors import FileFormatError, HeterpsError, HeterpsWarning, OptionError
+
+SUCCESS, FAILURE, USAGE = 0, 1, 2
+INTERRUPTED = 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line with all its subcommands; each stores the function to run as ``run``."""
+    top = argparse.ArgumentParser(prog="heterps", description=__doc__.splitlines()[0], allow_abbrev=False)
+    top.add_argument("--version", action="store_true", help="print the version and exit")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+    cli_running.add_demo(commands)
+    cli_planning.add_plan(commands)
+    cli_planning.add_explain(commands)
+    cli_planning.add_profile(commands)
+    cli_running.add_train(commands)
+    cli_running.add_doctor(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Wrong usage leaves through argparse with code 2."""
+    top = parser()
+    arguments = top.parse_args(argv)
+    if arguments.version:
+        from heterps_compile import __version__
+
+        print(f"heterps-compile {__version__}")
+        return SUCCESS
+    if not hasattr(arguments, "run"):
+        top.print_help(sys.stderr)
+        return USAGE
+    with warnings.catch_warnings():
+        _show_warnings_in_one_line()
+        return _guarded(arguments)
+
+
+def _guarded(arguments: argparse.Namespace) -> int:
+    """Turn errors into one line and an exit code."""
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except (UsageError, FileFormatError, OptionError) as error:
+        return _say(error, USAGE)
+    except HeterpsError as error:
+        return _say(error, FAILURE)
+    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SUCCESS
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _say(UsageError(f"{error.filename}: {error.strerror}"), USAGE)
+    except KeyboardInterrupt:
+        print("heterps: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    return code
+
+
+def _show_warnings_in_one_line() -> None:
+    show = warnings.showwarning
+
+    def show_ours(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        if issubclass(category, HeterpsWarning):
+            print(f"heterps: warning: {message}", file=sys.stderr)
+        else:
+            show(message, category, *rest, **named)
+
+    warnings.showwarning = show_ours
+
+
+def _say(error: HeterpsError, code: int) -> int:
+    hint = f" (hint: {error.hint})" if error.hint else ""
+    print(" ".join(f"heterps: error: {error.message}{hint}".split()), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
