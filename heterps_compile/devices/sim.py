@@ -1,0 +1,227 @@
+"""The simulated accelerator: a device named ``sim`` whose memory is the CPU's, so plans over two devices run anywhere.
+
+:func:`install` tells torch of it; afterwards ``.to("sim")`` and ``device="sim"`` work, with autograd, optimizers,
+``torch.autocast("sim")`` and ``torch.compile``. Random numbers come from the CPU's default generator, and every number
+equals the CPU's bit for bit. What is refused stands in ``sim_tensor.py``.
+
+Once installed, ``torch.accelerator`` names ``sim`` as the accelerator of the process: nothing here installs it unasked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+# Tried on torch 2.13.0: registers the device type PrivateUse1 as one written in Python.
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from heterps_compile.devices.sim_tensor import WHOLE, SimTensor, Transfers, dispatch, on_cpu, transfers
+from heterps_compile.errors import DeviceError
+
+__all__ = ["DEVICE_NAME", "SimTensor", "Transfers", "install", "is_installed", "transfers"]
+
+DEVICE_NAME = "sim"
+_INSTALLING = threading.Lock()
+
+_AUTOCAST_LOWER = (
+    *("mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul", "linear", "conv1d", "conv2d", "conv3d", "conv_tbc", "prelu"),
+    *("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "scaled_dot_product_attention"),
+)
+_AUTOCAST_FP32 = (
+    *(
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+    ),
+    *("nll_loss", "nll_loss2d", "cross_entropy_loss", "kl_div", "cdist", "prod", "trace", "avg_pool3d", "grid_sampler"),
+    *("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss", "ctc_loss.Tensor"),
+)
+_AUTOCAST_WIDEST = ("cat", "stack")
+"""The rows of torch's CPU autocast list (aten/src/ATen/autocast_mode.cpp) that models here meet."""
+
+
+def is_installed() -> bool:
+    """Whether this process knows the device ``sim``."""
+    return isinstance(getattr(torch, DEVICE_NAME, None), _DeviceModule)
+
+
+def install() -> torch.device:
+    """Make ``sim`` known to torch, once per process; returns ``sim:0``.
+
+    Raises :class:`DeviceError` where another extension holds torch's only device type for extensions.
+    """
+    with _INSTALLING:
+        if not is_installed():
+            holder = torch._C._get_privateuse1_backend_name()  # tried on torch 2.13.0
+            if holder != "privateuseone":
+                raise DeviceError(
+                    f"the simulated accelerator needs torch's PrivateUse1 device type, which {holder!r} holds",
+                    hint="use it in a process that does not load that extension",
+                )
+            module = _DeviceModule()
+            _setup_privateuseone_for_python_backend(DEVICE_NAME, backend_module=module)
+            module.kernels = _register_kernels()
+        return torch.device(DEVICE_NAME, 0)
+
+
+class _DeviceModule:
+    """``torch.sim``: what torch asks of the module of a device type. There is one device and it is never busy."""
+
+    kernels: tuple[torch.library.Library, ...] = ()  # registrations end with their Library
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: object) -> None:
+        """Nothing to choose among one device."""
+
+    def synchronize(self, device: object = None) -> None:
+        """Every operator has finished when it returns."""
+
+    @contextlib.contextmanager
+    def device(self, device: object) -> Iterator[None]:
+        yield
+
+    def manual_seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        """torch.manual_seed calls this after seeding the CPU's generator, which is also this device's."""
+
+    def get_rng_state(self, device: object = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: object = None) -> None:
+        torch.set_rng_state(state)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+def _register_kernels() -> tuple[torch.library.Library, ...]:
+    fallback = torch.library.Library("_", "IMPL")
+    # The dispatcher hands on operands and keywords; each operator that has no rule of its own arrives here.
+    fallback.fallback(lambda op, *args, **kwargs: dispatch(op, args, kwargs), "PrivateUse1")
+    autocast = torch.library.Library("_", "IMPL")
+    autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    aten = torch.library.Library("aten", "IMPL")
+    # torch.tensor(..., device="sim") copies below the Python key, where the fallback is not asked.
+    for name in ("_to_copy", "copy_"):
+        aten.impl(name, _plain(_operator(name)), "PrivateUse1")
+    for name in WHOLE:
+        aten.impl(name.removeprefix("aten::"), _whole(_operator(name.removeprefix("aten::"))), "AutogradPrivateUse1")
+    for name in _AUTOCAST_LOWER:
+        aten.impl(name, _cast(_operator(name), _lower), "AutocastPrivateUse1")
+    for name in _AUTOCAST_FP32:
+        aten.impl(name, _cast(_operator(name), _to_float32), "AutocastPrivateUse1")
+    for name in _AUTOCAST_WIDEST:
+        aten.impl(name, _cast(_operator(name), _widest), "AutocastPrivateUse1")
+    return fallback, autocast, aten
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _plain(op: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: dispatch(op, args, kwargs)
+
+
+class _OnHost(torch.autograd.Function):
+    """The CPU tensor inside a tensor on ``sim``, sharing memory; the gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: SimTensor) -> torch.Tensor:
+        """Unwrap."""
+        return tensor._inner.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Wrap."""
+        return _OnSim.apply(gradients[0])
+
+
+class _OnSim(torch.autograd.Function):
+    """A CPU tensor seen as one on ``sim``, sharing memory; the gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """Wrap."""
+        return SimTensor(tensor.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Unwrap."""
+        return _OnHost.apply(gradients[0])
+
+
+def _whole(op: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _map(
+            lambda tensor: _OnHost.apply(tensor) if isinstance(tensor, SimTensor) else tensor, (args, kwargs)
+        )
+        return _map(_OnSim.apply, on_cpu(op, args, kwargs))
+
+    return run
+
+
+def _map(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """``change`` applied to every tensor in nested tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map(change, item) for item in value)
+    if isinstance(value, dict):
+        return {name: _map(change, item) for name, item in value.items()}
+    return value
+
+
+def _cast(op: Any, rule: Callable[[list[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
+    """An autocast kernel: bring what may be cast to the dtype of ``rule``, then run without autocast."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found: list[torch.Tensor] = []
+        _map(lambda tensor: found.append(tensor) if _may_cast(tensor) else None, (args, kwargs))
+        with torch.autocast(DEVICE_NAME, enabled=False):
+            if found:
+                dtype = rule(found)
+                args, kwargs = _map(lambda tensor: tensor.to(dtype) if _may_cast(tensor) else tensor, (args, kwargs))
+            return op(*args, **kwargs)
+
+    return run
+
+
+def _may_cast(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.device.type == DEVICE_NAME and tensor.dtype is not torch.float64
+
+
+def _lower(tensors: list[torch.Tensor]) -> torch.dtype:
+    return torch.get_autocast_dtype(DEVICE_NAME)
+
+
+def _to_float32(tensors: list[torch.Tensor]) -> torch.dtype:
+    return torch.float32
+
+
+def _widest(tensors: list[torch.Tensor]) -> torch.dtype:
+    return torch.float32 if any(tensor.dtype is torch.float32 for tensor in tensors) else tensors[0].dtype
