@@ -21,7 +21,7 @@ PACKAGE = "heterps_compile"
 FOLDERS = {PACKAGE: PACKAGE, f"{PACKAGE}.passes": "passes", f"{PACKAGE}.kernels": "kernels"}
 
 DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plan", "options")
-FACTS = ("fx_effects",)  # about FX nodes, for several passes
+FACTS = ("fx", "quotient")  # fx_*.py: facts about FX nodes, for several passes
 EQUATIONS = ("cost_model", "provision")
 ENGINE = ("runtime", "devices", "optim", "data", "models", "metrics", "report", "export")
 BELOW_PASSES = ("errors", *DATA, *FACTS, *EQUATIONS)
@@ -60,7 +60,8 @@ class Import:
 def part_of(module: str) -> str:
     """``heterps_compile.passes.place.rl`` -> ``passes``; the package itself -> ``heterps_compile``."""
     names = module.split(".")
-    return names[1] if names[0] == PACKAGE and len(names) > 1 else names[0]
+    part = names[1] if names[0] == PACKAGE and len(names) > 1 else names[0]
+    return "fx" if part.startswith("fx_") else part
 
 
 def pass_of(module: str) -> str:
