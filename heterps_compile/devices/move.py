@@ -1,8 +1,9 @@
 """Move parameters, buffers and optimizer state to another device without changing which Python objects they are.
 
-Enters: a tensor that optimizers, modules, hooks and Dynamo's guards already hold. Leaves: the same object on the other device,
-with its gradient, hooks and attributes. Refuses what cannot be moved unnoticed (:class:`DeviceError` with the way out).
-``torch.utils.swap_tensors`` does almost this but refuses tensors with weak references, and Dynamo keeps some to each parameter.
+Enters: a tensor that optimizers, modules, hooks and Dynamo's guards already hold. Leaves: the same object on the other
+device, with its gradient, hooks and attributes. Refuses what cannot be moved unnoticed (:class:`DeviceError`).
+``torch.utils.swap_tensors`` does almost this but refuses tensors with weak references, and Dynamo keeps some to each
+parameter.
 
 Private torch names in this file were tried on torch 2.13.0.
 """
@@ -27,9 +28,9 @@ _OF_THE_DEVICE = ("_inner", "_is_param", _CLASS_BEFORE)
 def move_in_place(tensor: torch.Tensor, device: torch.device | str) -> None:
     """Move ``tensor`` to ``device``; identity, ``grad``, ``requires_grad``, hooks and attributes stay.
 
-    A graph recorded before the move stays valid: it holds the old numbers, and its gradient is sent to the new place. Views
-    of the tensor keep the old memory, as after ``Module.to``. Raises :class:`DeviceError` for results of operations,
-    for tensor classes of other packages, and where hooks of a live graph would be handed the wrong tensor.
+    A graph recorded before the move stays valid: it holds the old numbers, and its gradient is sent to the new place.
+    Views of the tensor keep the old memory, as after ``Module.to``. Raises :class:`DeviceError` for results of
+    operations, for tensor classes of other packages, and where hooks of a live graph would get the wrong tensor.
     """
     device = torch.device(device)
     if tensor.device == device or (tensor.device.type == device.type and device.index is None):
@@ -60,12 +61,12 @@ def _refuse_unmovable(tensor: torch.Tensor, device: torch.device) -> None:
 
 
 def _forward_gradients_of_old_graphs(tensor: torch.Tensor) -> None:
-    """Graphs recorded before the move end in an AccumulateGrad node that knows only the old memory: pass on what it gets."""
+    """Graphs recorded before the move end in an AccumulateGrad node that knows only the old memory: pass on gradients."""
     if tensor._use_count() == 1:  # type: ignore[attr-defined]  # tried on torch 2.13.0: no graph holds the tensor
         return
     if tensor._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
         raise DeviceError(
-            f"cannot move a parameter {tuple(tensor.shape)} that has post-accumulate-grad hooks while a recorded graph holds it",
+            f"cannot move a parameter {tuple(tensor.shape)}: it has post-accumulate-grad hooks and is in a live graph",
             hint="run backward() on, or drop, the losses computed before the first call of the compiled model",
         )
     owner = weakref.ref(tensor)

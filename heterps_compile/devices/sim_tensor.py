@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-# Tried on torch 2.13.0: what Dynamo traces with; the alias facts of an operator schema, and the repair of storages shared by a view and its base.
+# Tried on torch 2.13.0: what Dynamo traces with, and what a schema says of aliases.
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import get_alias_info, return_and_correct_aliasing
 
@@ -33,7 +33,7 @@ WHOLE = frozenset(
         *(f"{cell}.{kind}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data")),
     )
 )
-"""Composite operators that take another road on PrivateUse1 than on CPU, with other roundings: run whole, on the CPU."""
+"""Composite operators that go another way on PrivateUse1 than on CPU, with other roundings: run whole, on the CPU."""
 _ATEN = torch.ops.aten
 _INDEXING = (
     _ATEN.index.Tensor,
@@ -272,8 +272,8 @@ def _unwrap(func: Any, value: Any) -> Any:
 def _guest(func: Any, value: torch.Tensor) -> torch.Tensor:
     """A tensor from elsewhere beside operands on ``sim``: a CPU scalar is welcome, as on CUDA.
 
-    So is a fake tensor: Dynamo traces a model again whose parameters already sit on two devices, and the transfers between
-    them are inserted only afterwards.
+    So is a fake tensor: Dynamo traces a model again whose parameters already sit on two devices, and the transfers
+    between them are inserted only afterwards.
     """
     if isinstance(value, FakeTensor):
         if value.device.type != "sim":
