@@ -61,10 +61,10 @@ def _refuse_unmovable(tensor: torch.Tensor, device: torch.device) -> None:
 
 
 def _forward_gradients_of_old_graphs(tensor: torch.Tensor) -> None:
-    """Graphs recorded before the move end in an AccumulateGrad node that knows only the old memory: pass on gradients."""
+    """Graphs recorded before the move end in an AccumulateGrad node that knows only the old memory."""
     if tensor._use_count() == 1:  # type: ignore[attr-defined]  # tried on torch 2.13.0: no graph holds the tensor
         return
-    if tensor._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+    if tensor._post_accumulate_grad_hooks:
         raise DeviceError(
             f"cannot move a parameter {tuple(tensor.shape)}: it has post-accumulate-grad hooks and is in a live graph",
             hint="run backward() on, or drop, the losses computed before the first call of the compiled model",
@@ -87,21 +87,21 @@ def _exchange(tensor: torch.Tensor, moved: torch.Tensor) -> None:
     own = {name: value for name, value in tensor.__dict__.items() if name not in _OF_THE_DEVICE}
     before = tensor.__dict__.get(_CLASS_BEFORE, type(tensor))
     # The two dictionaries are those that the hooks' handles know, so handle.remove() still works.
-    hooks, late_hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    hooks, late_hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
     tensor.__class__, moved.__class__ = moved.__class__, tensor.__class__
     tensor.__dict__, moved.__dict__ = moved.__dict__, tensor.__dict__
-    torch._C._swap_tensor_impl(tensor, moved)  # type: ignore[attr-defined]  # tried on torch 2.13.0
+    torch._C._swap_tensor_impl(tensor, moved)  # tried on torch 2.13.0
     tensor.__dict__.update(own)
     if type(tensor) is torch.Tensor:
         tensor.__class__ = before
     else:
         tensor.__dict__[_CLASS_BEFORE] = before
         if is_parameter:
-            tensor._is_param = True  # type: ignore[attr-defined]  # what isinstance(..., Parameter) asks of other classes
+            tensor._is_param = True  # what isinstance(..., Parameter) asks of other classes
     if hooks:
         tensor._backward_hooks = hooks
     if late_hooks:
-        tensor._post_accumulate_grad_hooks = late_hooks  # type: ignore[attr-defined]
+        tensor._post_accumulate_grad_hooks = late_hooks
 
 
 def move_optimizer_state(optimizer: torch.optim.Optimizer) -> None:

@@ -26,6 +26,7 @@ __all__ = ["DEVICE_NAME", "SimTensor", "Transfers", "install", "is_installed", "
 
 DEVICE_NAME = "sim"
 _INSTALLING = threading.Lock()
+_LIBRARY: Any = torch.library.Library
 
 _AUTOCAST_LOWER = (
     *("mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul", "linear", "conv1d", "conv2d", "conv3d", "conv_tbc", "prelu"),
@@ -118,12 +119,12 @@ class _DeviceModule:
 
 
 def _register_kernels() -> tuple[torch.library.Library, ...]:
-    fallback = torch.library.Library("_", "IMPL")
+    fallback = _LIBRARY("_", "IMPL")
     # The dispatcher hands on operands and keywords; each operator that has no rule of its own arrives here.
     fallback.fallback(lambda op, *args, **kwargs: dispatch(op, args, kwargs), "PrivateUse1")
-    autocast = torch.library.Library("_", "IMPL")
+    autocast = _LIBRARY("_", "IMPL")
     autocast.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    aten = torch.library.Library("aten", "IMPL")
+    aten = _LIBRARY("aten", "IMPL")
     # torch.tensor(..., device="sim") copies below the Python key, where the fallback is not asked.
     for name in ("_to_copy", "copy_"):
         aten.impl(name, _plain(_operator(name)), "PrivateUse1")
@@ -158,7 +159,7 @@ class _OnHost(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Wrap."""
-        return _OnSim.apply(gradients[0])
+        return _on_sim(gradients[0])
 
 
 class _OnSim(torch.autograd.Function):
@@ -172,15 +173,19 @@ class _OnSim(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Unwrap."""
-        return _OnHost.apply(gradients[0])
+        return _on_host(gradients[0])
+
+
+_on_host: Any = _OnHost.apply
+_on_sim: Any = _OnSim.apply
 
 
 def _whole(op: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _map(
-            lambda tensor: _OnHost.apply(tensor) if isinstance(tensor, SimTensor) else tensor, (args, kwargs)
+            lambda tensor: _on_host(tensor) if isinstance(tensor, SimTensor) else tensor, (args, kwargs)
         )
-        return _map(_OnSim.apply, on_cpu(op, args, kwargs))
+        return _map(_on_sim, on_cpu(op, args, kwargs))
 
     return run
 

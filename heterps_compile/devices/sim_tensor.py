@@ -20,12 +20,15 @@ from typing import Any
 import torch
 
 # Tried on torch 2.13.0: what Dynamo traces with, and what a schema says of aliases.
+from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import get_alias_info, return_and_correct_aliasing
 
 from heterps_compile.errors import DeviceError
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("privateuseone", 0)  # torch's own name for the type that install() renames to "sim"
+_share_storage: Any = return_and_correct_aliasing
 WHOLE = frozenset(
     f"aten::{name}"
     for name in (
@@ -103,21 +106,24 @@ class SimTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> SimTensor:
         """Wrap ``inner`` without copying it."""
-        strided = inner.layout is torch.strided
-        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset()} if strided else {}
         # Tried on torch 2.13.0: the documented way for wrapper subclasses, still with an underscore.
-        outer = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.size(), dtype=inner.dtype, layout=inner.layout, device="sim:0", requires_grad=False, **layout
-        )
+        if inner.layout is torch.strided:
+            outer = torch.Tensor._make_wrapper_subclass(
+                cls, inner.size(), inner.stride(), inner.storage_offset(), dtype=inner.dtype, device=DEVICE
+            )
+        else:
+            outer = torch.Tensor._make_wrapper_subclass(
+                cls, inner.size(), dtype=inner.dtype, layout=inner.layout, device=DEVICE
+            )
         outer._inner = inner
-        return outer  # type: ignore[no-any-return]
+        return outer
 
     # Results are plain SimTensors by construction, so nothing has to be re-wrapped above the dispatcher.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    # torch._disable_dynamo (tried on 2.13.0) is torch.compiler.disable without its 2 s import before the first use.
+    # torch._compile._disable_dynamo (tried on 2.13.0): torch.compiler.disable whose 2 s import waits for the first use
     @classmethod
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -159,7 +165,7 @@ class SimTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return format(self.item() if self.dim() == 0 else str(self), spec)
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         text = repr(self._inner.detach())
         history = f", grad_fn=<{self.grad_fn.name()}>" if self.grad_fn is not None else ""
         wants = ", requires_grad=True" if self.requires_grad and self.grad_fn is None else ""
@@ -186,8 +192,11 @@ class SimTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain = self._inner.detach()
         if isinstance(self, torch.nn.Parameter):
-            return torch.nn.Parameter(plain, self.requires_grad).__reduce_ex__(protocol)
-        return plain.requires_grad_(self.requires_grad and self.is_leaf).__reduce_ex__(protocol)
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        else:
+            plain.requires_grad_(self.requires_grad and self.is_leaf)
+        reduce: Any = plain.__reduce_ex__
+        return reduce(protocol)
 
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -209,7 +218,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if written:
         return _wrap(out, {id(outer._inner): _follow(outer) for outer in written})
     out = _wrap(out, {})
-    return return_and_correct_aliasing(func, args, kwargs, out) if _is_view(func) else out
+    return _share_storage(func, args, kwargs, out) if _is_view(func) else out
 
 
 def on_cpu(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

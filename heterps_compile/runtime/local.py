@@ -132,7 +132,7 @@ class LocalPipeline:
         return tuple(self._collect(place, inputs, call.values, sizes) for place in range(len(self.outputs)))
 
     def _collect(self, place: int, inputs: Mapping[str, Any], values: Sequence[_Values], sizes: Sequence[int]) -> Any:
-        """One graph output: a constant, an input as it came, or what stages made of the pieces, joined and sent home."""
+        """One graph output: a constant, an input as it came, or the pieces that stages made, sent home."""
         item = self.outputs[place]
         if isinstance(item, tuple):
             return item[0]
