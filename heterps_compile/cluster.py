@@ -58,9 +58,10 @@ class ResourceType:
         return self.device != "cpu"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, ready for JSON or YAML."""
-        defaults = {f.name: f.default for f in fields(self)}
-        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        """Ready for JSON or YAML: name, device, price and limit, and what ``from_record`` would not fill in equally."""
+        filled = {f.name: f.default for f in fields(self)} | dict(CATALOG.get(self.name, {}))
+        always = ("name", "device", "price_usd_per_h", "limit")
+        return {name: value for name, value in asdict(self).items() if name in always or value != filled[name]}
 
     @classmethod
     def from_record(cls, record: Record) -> ResourceType:

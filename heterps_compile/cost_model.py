@@ -49,6 +49,7 @@ class CostModel:
     price_usd_per_h: Floats
     limit: Floats
     bound: tuple[tuple[int, ...], ...] = ()
+    features: Floats | None = None
     min_throughput: float | None = None
 
     @property
@@ -140,8 +141,17 @@ class CostModel:
             price_usd_per_h=np.array([r.price_usd_per_h for r in resources]),
             limit=np.array([float(r.limit) for r in resources]),
             bound=bound,
+            features=layer_features(costs),
             min_throughput=min_throughput,
         )
+
+
+def layer_features(costs: CostTable) -> Floats:
+    """(L, F) for the learned policies (HeterPS): one-hot kind, log input bytes per sample, log parameter bytes."""
+    kinds = sorted({layer.kind for layer in costs.layers})
+    one_hot = np.array([[layer.kind == kind for kind in kinds] for layer in costs.layers], dtype=float)
+    amounts = np.array([[layer.input_bytes_per_sample, layer.parameter_bytes] for layer in costs.layers])
+    return np.concatenate([one_hot.reshape(len(costs), -1), np.log1p(amounts).reshape(len(costs), 2) / 10], axis=1)
 
 
 def part_time_s(serial: Floats, parallel: Floats, units: Floats) -> Floats:
@@ -174,8 +184,8 @@ def whole_units(units: Floats) -> Floats:
 
 
 def throughput_samples_per_s(slowest_stage_s: float) -> float:
-    """A pipeline is as fast as its slowest stage: ``min_i 1/ET_i``."""
-    return 1.0 / slowest_stage_s if slowest_stage_s > 0 else float("inf")
+    """A pipeline is as fast as its slowest stage: ``min_i 1/ET_i``; finite (1e15) for stages that take no time."""
+    return 1.0 / max(slowest_stage_s, 1e-15)
 
 
 def cost_usd_per_million_samples(price_usd_per_h: Floats | float, slowest_stage_s: Floats | float) -> Floats:

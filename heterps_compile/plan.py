@@ -75,12 +75,14 @@ class Reason:
     """Why one layer is where it is: the cost of the whole plan (USD per million samples) were it moved alone.
 
     ``elsewhere`` leaves out types where no plan with this layer reaches the floor; ``source`` says whether the times
-    were measured, estimated or given.
+    were measured, estimated or given, ``pinned`` that no other type was allowed, ``bound`` that it shares a table.
     """
 
     layer: str
     source: str = "given"
     pinned: bool = False
+    bound: bool = False
+    data_intensive: bool = False
     elsewhere: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -372,5 +374,7 @@ def _read_reason(record: Record) -> Reason:
         layer=record.text("layer"),
         source=record.text("source", "given"),
         pinned=record.boolean("pinned", False),
+        bound=record.boolean("bound", False),
+        data_intensive=record.boolean("data_intensive", False),
         elsewhere={name: costs.number(name) for name in costs.values},
     )

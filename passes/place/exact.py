@@ -30,7 +30,13 @@ class Incumbent:
 
     chosen: Ints | None = None
     cost: float = float("inf")
+    first: bool = False
     notes: set[str] = field(default_factory=set)
+
+    @property
+    def enough(self) -> bool:
+        """Whether any placement was asked for and one is there."""
+        return self.first and self.chosen is not None
 
     def offer(self, model: CostModel, chosen: Ints) -> None:
         """Provision ``chosen`` exactly and keep it if it is cheaper."""
@@ -39,11 +45,16 @@ class Incumbent:
             self.chosen, self.cost = chosen, made.cost_usd_per_million_samples
 
 
-def exact(model: CostModel, seed: int = 0, time_limit_s: float = 20.0, start: Ints | None = None) -> Found:
-    """The optimum, or the best found in ``time_limit_s`` with a bound; ``start`` is a placement to improve on."""
+def exact(
+    model: CostModel, seed: int = 0, time_limit_s: float = 20.0, start: Ints | None = None, first: bool = False
+) -> Found:
+    """The optimum, or the best found in ``time_limit_s`` with a bound; ``start`` is a placement to improve on.
+
+    ``first`` asks only whether the floor can be reached: the search ends with the first placement that does.
+    """
     del seed  # nothing here is random
     deadline = time.monotonic() + time_limit_s
-    known = Incumbent()
+    known = Incumbent(first=first)
     if start is not None:
         known.offer(model, start)
     groups = [group for group in model.bound if model.allowed[group[0]].sum() > 1]
@@ -60,6 +71,8 @@ def _branch(model: CostModel, groups: list[tuple[int, ...]], known: Incumbent, d
     while heap:
         bound, _, allowed = heapq.heappop(heap)
         if bound >= known.cost * EQUAL:
+            return min(proven, bound)
+        if known.enough:
             return min(proven, bound)
         if time.monotonic() > deadline:
             known.notes.add("the time limit ended the search before the optimum was proven")
@@ -111,6 +124,8 @@ def sweep(model: CostModel, known: Incumbent, deadline: float, bound: float = 0.
         bound = max(bound, min(rest, known.cost))
         if not np.isfinite(result.value) or rest >= known.cost * EQUAL:
             return known.cost if np.isfinite(known.cost) else float("inf")
+        if known.enough:
+            return bound
         if time.monotonic() > deadline:
             known.notes.add("the time limit ended the search before the optimum was proven")
             return bound

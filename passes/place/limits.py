@@ -19,8 +19,8 @@ from heterps_compile.passes.place.milp import milp_within_limits
 from heterps_compile.provision import Stages
 
 MULTIPLIER_ROUNDS = 40
-MAX_LABELS = 3000
-"""Labels kept per (cut, type); above it the labels prove nothing and the programme takes over."""
+FEW_LABELS, MANY_LABELS = 150, 3000
+"""Labels kept per (cut, type), before the mixed-integer programme is asked and when there is none."""
 MAX_LABEL_LAYERS = 120
 EQUAL = 1 - 1e-12
 
@@ -56,20 +56,22 @@ def cheapest_within_limits(
     search = _relax(model, prefix, time_s, deadline)
     if search.price * EQUAL <= search.bound or not np.isfinite(search.bound):
         return search.result(search.bound, exact=search.chosen is not None)
-    if model.num_layers <= MAX_LABEL_LAYERS:
-        units = stage_units(model, prefix, time_s)
-        if _labels(model, units, search, deadline):
-            return search.result(search.price, exact=search.chosen is not None)
-        solved = milp_within_limits(model, units, deadline)
-        if solved is not None:
-            if solved.chosen is not None and solved.price < search.price:
-                search.chosen, search.price = solved.chosen, solved.price
-            search.bound = max(search.bound, solved.bound)
-            proven = search.price * (1 - 1e-9) <= search.bound
-            if solved.infeasible:
-                return search.result(float("inf"), exact=False)
-            return search.result(search.price if proven else search.bound, exact=proven)
-    return search.result(search.bound, exact=False)
+    if model.num_layers > MAX_LABEL_LAYERS:
+        return search.result(search.bound, exact=False)
+    units = stage_units(model, prefix, time_s)
+    if _labels(model, units, search, deadline, FEW_LABELS):
+        return search.result(search.price, exact=search.chosen is not None)
+    solved = milp_within_limits(model, units, deadline)
+    if solved is None:
+        proven = _labels(model, units, search, deadline, MANY_LABELS)
+        return search.result(search.price if proven else search.bound, exact=proven and search.chosen is not None)
+    if solved.infeasible:
+        return search.result(float("inf"), exact=False)
+    if solved.chosen is not None and solved.price < search.price:
+        search.chosen, search.price = solved.chosen, solved.price
+    if solved.optimal:
+        return search.result(search.price, exact=True)
+    return search.result(max(search.bound, solved.bound), exact=False)
 
 
 def multipliers(model: CostModel, prefix: Floats, time_s: float, limited: Limited) -> Floats:
@@ -134,7 +136,7 @@ class _Labels:
     parent: Ints
 
 
-def _labels(model: CostModel, units: Floats, search: _Search, deadline: float) -> bool:
+def _labels(model: CostModel, units: Floats, search: _Search, deadline: float, most: int) -> bool:
     """Improve ``search`` to the optimum within the limits; False when too many labels survive or time runs out."""
     cuts, types = model.num_layers + 1, model.num_types
     price, limit, lagrange = model.price_usd_per_h, model.limit, search.multipliers
@@ -146,16 +148,16 @@ def _labels(model: CostModel, units: Floats, search: _Search, deadline: float) -
     root = _Labels(np.zeros(1), np.zeros((1, types)), np.full((1, 3), -1))
     for cut in range(cuts - 1):
         for kind in range(types) if cut else (-1,):
-            labels = root if cut == 0 else _settle(buckets[cut][kind])
+            labels = root if cut == 0 else _settle(buckets[cut][kind], most)
             if labels is None:
                 continue
-            if len(labels.price) > MAX_LABELS or time.monotonic() > deadline:
+            if len(labels.price) > most or time.monotonic() > deadline:
                 return False
             if cut:
                 done[cut][kind] = labels
             for target in (t for t in range(types) if t != kind):
                 _extend(model, units, leave, labels, (cut, kind, target), relief, search, buckets)
-    finals = [(t, _settle(buckets[-1][t])) for t in range(types)]
+    finals = [(t, _settle(buckets[-1][t], most)) for t in range(types)]
     for kind, labels in finals:
         if labels is not None and labels.price.min() < search.price:
             index = int(np.argmin(labels.price))
@@ -208,7 +210,7 @@ def _to_go(units: Floats, weights: Floats) -> Floats:
     return leave
 
 
-def _settle(parts: list[_Labels]) -> _Labels | None:
+def _settle(parts: list[_Labels], most: int) -> _Labels | None:
     """Join labels and drop those that another undercuts in price and in every type's units."""
     if not parts:
         return None
@@ -218,7 +220,7 @@ def _settle(parts: list[_Labels]) -> _Labels | None:
     _, unique = np.unique(usage, axis=0, return_index=True)
     order = unique[np.argsort(price[unique], kind="stable")]
     price, usage, parent = price[order], usage[order], parent[order]
-    if len(price) > 4 * MAX_LABELS:
+    if len(price) > 4 * most:
         return _Labels(price, usage, parent)  # too many to prove anything with; the caller gives up
     keep = np.ones(len(price), dtype=bool)
     for index in range(len(price)):

@@ -28,6 +28,7 @@ class Solved:
     price: float
     bound: float
     infeasible: bool = False
+    optimal: bool = False
 
 
 def milp_within_limits(model: CostModel, units: Floats, deadline: float) -> Solved | None:
@@ -70,4 +71,8 @@ def milp_within_limits(model: CostModel, units: Floats, deadline: float) -> Solv
     chosen = np.zeros(model.num_layers, dtype=np.int64)
     for index in np.flatnonzero(answer.x > 0.5).tolist():
         chosen[begin[index] : end[index]] = kind[index]
-    return Solved(chosen, float(answer.fun), bound)
+    picked = answer.x > 0.5
+    if (np.bincount(kind[picked], amount[picked], types) > model.limit).any():
+        return Solved(None, float("inf"), bound)  # within the solver's tolerance, not within ours
+    price = float(model.price_usd_per_h[kind[picked]] @ amount[picked])
+    return Solved(chosen, price, bound, optimal=answer.status == 0)

@@ -19,24 +19,37 @@ from heterps_compile.provision import provision
 def cpu_only(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Found:
     """Every layer on one CPU type."""
     del seed, time_limit_s
-    return best_of(model, (np.full(model.num_layers, kind) for kind in cpu_types(model)))
+    return best_of(model, candidates("cpu-only", model))
 
 
 def gpu_only(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Found:
     """Every layer on one accelerator type."""
     del seed, time_limit_s
-    return best_of(model, (np.full(model.num_layers, kind) for kind in accelerator_types(model)))
+    return best_of(model, candidates("gpu-only", model))
 
 
 def heuristic(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Found:
     """The leading data-intensive layers (at least the first) on CPU, the rest on one accelerator type, as AIBox does."""
     del seed, time_limit_s
-    wanted = []
-    for cpu in cpu_types(model):
-        first = _leading(data_intensive(model, cpu))
-        for accelerator in accelerator_types(model):
-            wanted.append(np.where(np.arange(model.num_layers) < first, cpu, accelerator))
-    return best_of(model, wanted)
+    return best_of(model, candidates("heuristic", model))
+
+
+RULES = ("cpu-only", "gpu-only", "heuristic")
+
+
+def candidates(rule: str, model: CostModel) -> list[Ints]:
+    """The placements (L,) a rule chooses from, fitted to pins and shared tables; empty when it has none."""
+    position = np.arange(model.num_layers)
+    if rule == "heuristic":
+        wanted = [
+            np.where(position < _leading(data_intensive(model, cpu)), cpu, accelerator)
+            for cpu in cpu_types(model)
+            for accelerator in accelerator_types(model)
+        ]
+    else:
+        kinds = cpu_types(model) if rule == "cpu-only" else accelerator_types(model)
+        wanted = [np.full(model.num_layers, kind) for kind in kinds]
+    return [placement for placement in (fit(model, row) for row in wanted) if placement is not None]
 
 
 def cpu_types(model: CostModel) -> list[int]:
@@ -56,13 +69,12 @@ def data_intensive(model: CostModel, kind: int) -> Bools:
 
 
 def best_of(model: CostModel, wanted: Iterable[Ints]) -> Found:
-    """The cheapest of several placements, each first fitted to pins and shared tables."""
+    """The cheapest of several placements."""
     best = Found(chosen=None)
     for placement in wanted:
-        fitted = fit(model, placement)
-        made = provision(model, fitted) if fitted is not None else None
-        if fitted is not None and made is not None and made.cost_usd_per_million_samples < best.cost:
-            best = Found(chosen=fitted, cost=made.cost_usd_per_million_samples)
+        made = provision(model, placement)
+        if made is not None and made.cost_usd_per_million_samples < best.cost:
+            best = Found(chosen=placement, cost=made.cost_usd_per_million_samples)
     return best
 
 

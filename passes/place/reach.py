@@ -1,0 +1,106 @@
+"""The highest throughput within the limits, and what stands in the way of more.
+
+Enters: a cost model whose floor is out of reach. Leaves: the cheapest placement at the best reachable throughput (to one
+part in a million), and one line per limit that binds. A floor is out of reach if the limits are too low, or if the serial
+part of a layer takes longer than the floor allows, however many units there are.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from heterps_compile.cost_model import CostModel, Ints
+from heterps_compile.passes.place.exact import exact
+
+PRECISION = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fastest:
+    """``chosen`` is None when no placement fits the limits at any speed."""
+
+    chosen: Ints | None
+    throughput_samples_per_s: float
+    binds: tuple[str, ...]
+
+
+def fastest(model: CostModel, time_limit_s: float = 20.0) -> Fastest:
+    """Bisect on the throughput; ``exact`` answers whether one is reachable, first placement found."""
+    deadline = time.monotonic() + time_limit_s
+    chosen, reached_s, missed_s = _bracket(model, deadline)
+    while chosen is not None and reached_s > missed_s * (1 + PRECISION) and time.monotonic() < deadline:
+        middle = (reached_s * missed_s) ** 0.5
+        found = _within(model, middle, deadline)
+        if found is None:
+            missed_s = middle
+        else:
+            chosen, reached_s = found
+    binds = _binds(model, deadline)
+    if chosen is None:
+        return Fastest(chosen=None, throughput_samples_per_s=0.0, binds=binds)
+    cheap = exact(_at(model, reached_s), time_limit_s=max(deadline - time.monotonic(), 1.0), start=chosen)
+    best = cheap.chosen if cheap.chosen is not None else chosen
+    return Fastest(chosen=best, throughput_samples_per_s=1.0 / reached_s, binds=binds)
+
+
+def _bracket(model: CostModel, deadline: float) -> tuple[Ints | None, float, float]:
+    """A placement with a time it reaches, and a time that none reaches."""
+    missed_s = model.slowest_s
+    for factor in 4.0 ** np.arange(1, 40):
+        found = _within(model, model.slowest_s * float(factor), deadline)
+        if found is not None:
+            return (*found, missed_s)
+        missed_s = model.slowest_s * float(factor)
+    return None, missed_s, missed_s
+
+
+def _within(model: CostModel, time_s: float, deadline: float) -> tuple[Ints, float] | None:
+    """A placement at most ``time_s`` slow, and the time it realises."""
+    from heterps_compile.provision import provision
+
+    narrowed = _at(model, time_s)
+    found = exact(narrowed, time_limit_s=max(deadline - time.monotonic(), 1.0), first=True)
+    if found.chosen is None:
+        return None
+    made = provision(narrowed, found.chosen)
+    assert made is not None, "the exact policy returned a placement that cannot be provisioned"
+    return found.chosen, min(made.slowest_s, time_s)
+
+
+def _at(model: CostModel, time_s: float) -> CostModel:
+    return replace(model, min_throughput=1.0 / time_s)
+
+
+def _binds(model: CostModel, deadline: float) -> tuple[str, ...]:
+    """The limits each of which alone would make the floor reachable, else all of them together, else the serial part."""
+    without = []
+    for index, name in enumerate(model.types):
+        limit = np.where(np.arange(model.num_types) == index, np.inf, model.limit)
+        if exact(model.with_limits(limit), time_limit_s=_left(deadline), first=True).chosen is not None:
+            without.append(f"limit of {name} ({int(model.limit[index])})")
+    if without:
+        return tuple(without)
+    free = model.with_limits(np.full(model.num_types, np.inf))
+    if exact(free, time_limit_s=_left(deadline), first=True).chosen is not None:
+        return (f"the limits of {', '.join(model.types)} together",)
+    return (_slowest_layer(model),)
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 1.0)
+
+
+def _slowest_layer(model: CostModel) -> str:
+    serial = np.maximum(model.terms[..., 0], model.terms[..., 2])
+    least = np.where(model.allowed, serial, np.inf).min(axis=1)
+    worst = int(np.argmax(least))
+    kind = model.types[int(np.argmin(np.where(model.allowed, serial, np.inf)[worst]))]
+    if least[worst] <= 0:
+        return "the serial parts of the layers, which no number of units shortens"
+    return (
+        f"the part of layer {model.layers[worst]} that more units do not shorten: at most "
+        f"{1 / least[worst]:,.0f} samples/s on {kind}, its fastest type"
+    )
