@@ -67,6 +67,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
             seed=options.seed,
             pin=pins,
             replicas=options.replicas,
+            quick=True,
         )
     stages = Split(home=site.home)(gm, graph, site.cuts(plan))
     lowered = [Lower(strict=options.strict, lazy_tables=options.lazy_tables)(stage) for stage in stages]
