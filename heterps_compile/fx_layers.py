@@ -19,7 +19,20 @@ from heterps_compile.graph import Edge, Layer, LayerGraph, LayerKind, Lookup
 
 _BY_RANK: tuple[OpKind, ...] = ("lookup", "norm", "loss", "reduction", "pointwise", "other", "view", "mode")
 _HEAVY: tuple[OpKind, ...] = ("linear", "conv", "attention", "recurrent")
-_AS_LAYER: dict[OpKind, LayerKind] = {"lookup": "embedding", "view": "pointwise", "mode": "pointwise"}
+_AS_LAYER: dict[OpKind, LayerKind] = {
+    "lookup": "embedding",
+    "linear": "linear",
+    "conv": "conv",
+    "attention": "attention",
+    "recurrent": "recurrent",
+    "norm": "norm",
+    "loss": "loss",
+    "reduction": "reduction",
+    "view": "pointwise",
+    "pointwise": "pointwise",
+    "mode": "pointwise",
+    "other": "other",
+}
 
 
 def describe_layers(
@@ -110,11 +123,9 @@ class _Book:
         if heavy:
             most = max(heavy, key=lambda node: self.work[node].forward_flops)
             weights = any(a.name in self.parameters for a in most.all_input_nodes)
-            kind = self.kinds[most]
-            return "matmul" if kind == "linear" and not weights else _AS_LAYER.get(kind, kind)  # type: ignore[return-value]
+            return "matmul" if self.kinds[most] == "linear" and not weights else _AS_LAYER[self.kinds[most]]
         present = {self.kinds[node] for node in group}
-        kind = next(kind for kind in _BY_RANK if kind in present)
-        return _AS_LAYER.get(kind, kind)  # type: ignore[return-value]
+        return _AS_LAYER[next(kind for kind in _BY_RANK if kind in present)]
 
     def path(self, node: fx.Node) -> str:
         """Dotted path of the innermost module; starts with the local's name where the graph has modules of several."""

@@ -102,17 +102,12 @@ def parameter_names(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fro
 
 
 def batch_size(gm: fx.GraphModule, parameters: frozenset[str]) -> int:
-    """The leading size most of the inputs that are no parameters share; on a tie one that an output has too; else 1."""
-    leading = [sizes[0] for node in placeholders(gm) if node.name not in parameters and (sizes := shape(node))]
-    if not leading:
-        return 1
-    counts = Counter(leading)
-    most = [size for size, count in counts.items() if count == max(counts.values())]
-    if len(most) > 1:
-        output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
-        returned = {sizes[0] for node in output.all_input_nodes if (sizes := shape(node))}
-        most = [size for size in most if size in returned] or most
-    return max(1, most[0])
+    """The leading size that most inputs share, of those an output has too if any has; parameters do not count; else 1."""
+    leading = Counter(sizes[0] for node in placeholders(gm) if node.name not in parameters and (sizes := shape(node)))
+    output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
+    returned = {sizes[0] for node in output.all_input_nodes if (sizes := shape(node))}
+    kept = {size: count for size, count in leading.items() if size in returned} or dict(leading)
+    return max(1, max(kept, key=kept.__getitem__, default=1))
 
 
 def call_stack(node: fx.Node) -> tuple[tuple[str, str, Any], ...]:

@@ -43,7 +43,10 @@ class Quotient:
 
     def rerank(self, priority: Callable[[int], Any]) -> None:
         """Rank the groups anew; where free, those of lower ``priority(group)`` come first."""
-        self.rank = {group: rank for rank, group in enumerate(self.order(priority))}
+        order = self.order(priority)
+        self.rank = {group: rank for rank, group in enumerate(order)}
+        self._below: dict[int, int | None] = dict(zip(order, [None, *order], strict=False))
+        self._above: dict[int, int | None] = dict(zip(order, [*order[1:], None], strict=True))
 
     def ranked(self) -> list[int]:
         """Groups by rank, as they are now."""
@@ -59,9 +62,7 @@ class Quotient:
 
     def beside(self, group: int) -> list[int]:
         """The groups next in rank, below and above."""
-        ranked = self.ranked()
-        place = ranked.index(group)
-        return ranked[max(0, place - 1) : place] + ranked[place + 1 : place + 2]
+        return [other for other in (self._below[group], self._above[group]) if other is not None]
 
     def contract(self, keep: int, gone: int) -> None:
         """Move the members of ``gone`` into ``keep``, whose rank stays.
@@ -77,6 +78,11 @@ class Quotient:
                     far[other].add(keep)
                     near[keep].add(other)
         del self.rank[gone]
+        below, above = self._below.pop(gone), self._above.pop(gone)
+        if below is not None:
+            self._above[below] = above
+        if above is not None:
+            self._below[above] = below
 
     def order(self, priority: Callable[[int], Any]) -> list[int]:
         """A topological order that takes, of the groups that are ready, the one of lowest priority first."""

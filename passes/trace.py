@@ -89,20 +89,25 @@ class _Facts:
         writer: dict[int, int] = {}
         readers: dict[int, list[int]] = defaultdict(list)
         draw: int | None = None
+        keys = {node: storages(node) for node in self.gm.graph.nodes}
         for i, node in enumerate(self.nodes):
-            for key in dict.fromkeys(key for source in node.all_input_nodes for key in storages(source)):
+            writes = list(dict.fromkeys(key for target in written(node) for key in keys[target]))
+            sources = node.all_input_nodes
+            # A tuple's getitem, and any other node that views one value, touches but its own memory.
+            alone = not writes and len(sources) == 1 and keys[node] and set(keys[node]) <= set(keys[sources[0]])
+            read = list(dict.fromkeys(keys[node] if alone else (key for source in sources for key in keys[source])))
+            for key in read:
                 if key in writer:
                     edges.append((writer[key], i))
                     if key not in owner:
                         together.append([writer[key], i])
                 readers[key].append(i)
-            for key in dict.fromkeys(key for target in written(node) for key in storages(target)):
+            for key in writes:
                 edges += [(reader, i) for reader in readers[key] if reader != i]
                 if key in owner and owner[key] != i:
                     together.append([owner[key], i])
                 writer[key], readers[key] = i, []
-            known = [key for source in node.all_input_nodes for key in storages(source)]
-            owner.update((key, i) for key in storages(node) if key not in owner and key not in known)
+            owner.update((key, i) for key in keys[node] if key not in owner and key not in read)
             if is_random(node, self.gm):
                 edges += [(draw, i)] if draw is not None else []
                 draw = i
@@ -213,6 +218,10 @@ def _absorb(quotient: Quotient, facts: _Facts, cheap: set[int], lookups: set[int
             continue
         if any(quotient.owner[a] == before for a in facts.producers(quotient.members[group])):
             quotient.contract(before, group)
+    first = next((group for group in quotient.ranked() if group not in lookups), None)
+    for group in cheap & set(quotient.members):  # dead code and the like: tied to nothing, safe anywhere
+        if first not in (None, group) and not quotient.predecessors[group] and not quotient.successors[group]:
+            quotient.contract(first, group)
     for group in reversed(quotient.ranked()):  # cheap work on looked-up rows, for one reader
         after = quotient.first_successor(group)
         if group in cheap and len(quotient.successors[group]) == 1 and after is not None and after not in lookups:
@@ -269,9 +278,8 @@ def _coarsen(quotient: Quotient, facts: _Facts, lookups: set[int], max_layers: i
 
 
 def _neighbour(quotient: Quotient, group: int, weight: dict[int, float], lookups: set[int]) -> int | None:
-    """The lighter of the two neighbours that are safe to contract with; else one next in rank; else None."""
+    """The lightest neighbour that is safe to contract with; one next in rank but not joined by an edge counts double."""
     linked = (quotient.last_predecessor(group), quotient.first_successor(group))
-    near = [other for other in linked if other is not None and other not in lookups]
-    if not near:
-        near = [other for other in quotient.beside(group) if other not in lookups]
-    return min(near, key=lambda other: (weight[other], quotient.rank[other]), default=None)
+    near = {other: 2.0 for other in quotient.beside(group) if other not in lookups}
+    near.update((other, 1.0) for other in linked if other is not None and other not in lookups)
+    return min(near, key=lambda other: (near[other] * weight[other], quotient.rank[other]), default=None)
