@@ -44,6 +44,10 @@ class LoweringError(HeterpsError, RuntimeError):
     """A stage that cannot run as asked while ``strict=True`` forbids the slower way."""
 
 
+class IdRangeError(HeterpsError, IndexError):
+    """An id outside its table: position, value and number of rows are in the message; nothing was written."""
+
+
 class DeviceError(HeterpsError, RuntimeError):
     """A resource type whose device is absent here, or tensors that sit on two devices in one operation."""
 

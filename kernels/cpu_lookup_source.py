@@ -1,0 +1,477 @@
+"""C++ body of the look-up unit: gather and pool rows, and turn the gradient of the output into one row per distinct id.
+
+Every function takes the look-ups as two tables of int64: ``Fixed`` (changes only when a table moves) and ``Call``
+(changes every call). Their fields are named in the structs below and filled by ``cpu_lookup.py`` in the same order.
+
+Backward is sort, cut, sum::
+
+    ids of a table    7 2 7 9 2 7      (row, position) pairs, sorted by row, positions kept in order
+    sorted            2 2 7 7 7 9      cut into chunks of CHUNK pairs, whatever the number of threads
+    chunks            2 2 7|7 7 9      each chunk sums its own pairs; a row that crosses a border is joined, in order
+    rows, sums        2 7 9            the same bits for any number of threads, one hot row or many cold ones
+"""
+
+from __future__ import annotations
+
+LOOKUP = r"""
+struct Fixed { const scalar* table; int64_t rows, mode, padding; };
+struct Call {
+  const void* ids; int64_t wide;       // int64 when wide, else int32; element (i, j) lies at i * step0 + j * step1
+  int64_t size0, size1, step0, step1;
+  const int64_t* offsets;              // bags + 1 entries; null: bags of size1 ids each
+  int64_t bags;                        // rows of the output
+  const scalar* weights;               // one per id, or null
+  scalar* data; int64_t stride;        // output (forward) or its gradient (backward): row r lies at r * stride
+  int64_t* winners;                    // max only: (bags, DIM) positions of the largest, -1 for none
+  int64_t count() const { return size0 * size1; }
+};
+enum Mode { NONE, SUM, MEAN, MAX };
+enum Status { FINE = 0, BAD_ID = 1, BAD_OFFSETS = 2 };
+constexpr int64_t BLOCK = 64;    // output rows per task: 64 x 26 x 64 B stays in L2
+constexpr int64_t AHEAD = 12;    // rows between prefetch and use
+constexpr int64_t CHUNK = 1024;  // pairs per task of the backward sum; fixed, so that sums do not depend on threads
+constexpr int64_t ALONE = 32768; // a table with more ids than this is sorted by all threads together
+
+struct Fault { int64_t status, lookup, position, value; };
+
+static void report(Fault* fault, int64_t status, int64_t lookup, int64_t position, int64_t value) {
+  #pragma omp critical(heterps_fault)
+  if (!fault->status || lookup < fault->lookup || (lookup == fault->lookup && position < fault->position))
+    *fault = {status, lookup, position, value};
+}
+
+template <typename id_t>
+static void read_ids(const Call& call, int64_t begin, int64_t count, int64_t* to) {
+  const id_t* ids = static_cast<const id_t*>(call.ids);
+  if (call.size1 == 1) {
+    for (int64_t k = 0; k < count; k++) to[k] = ids[(begin + k) * call.step0];
+  } else if (call.step0 == call.size1 * call.step1) {
+    for (int64_t k = 0; k < count; k++) to[k] = ids[(begin + k) * call.step1];
+  } else {
+    int64_t i = begin / call.size1, j = begin % call.size1;
+    for (int64_t k = 0; k < count; k++) {
+      to[k] = ids[i * call.step0 + j * call.step1];
+      if (++j == call.size1) { j = 0; i++; }
+    }
+  }
+}
+
+// Copies count ids from position begin on, and says whether all of them name a row.
+static bool read_rows(const Fixed& fixed, const Call& call, int64_t lookup, int64_t begin, int64_t count, int64_t* to,
+                      Fault* fault) {
+  if (call.wide) read_ids<int64_t>(call, begin, count, to); else read_ids<int32_t>(call, begin, count, to);
+  bool good = true;
+  for (int64_t k = 0; k < count; k++) good &= uint64_t(to[k]) < uint64_t(fixed.rows);
+  if (!good)
+    for (int64_t k = 0; k < count; k++)
+      if (uint64_t(to[k]) >= uint64_t(fixed.rows)) { report(fault, BAD_ID, lookup, begin + k, to[k]); break; }
+  return good;
+}
+
+static inline int64_t bag_begin(const Call& call, int64_t bag) {
+  return call.offsets ? call.offsets[bag] : bag * call.size1;
+}
+
+static bool offsets_are_good(const Call& call, int64_t begin, int64_t end) {
+  if (!call.offsets) return true;
+  if (call.offsets[0] != 0 || call.offsets[call.bags] != call.count()) return false;
+  for (int64_t bag = begin; bag < end; bag++)
+    if (call.offsets[bag] > call.offsets[bag + 1] || call.offsets[bag] < 0 || call.offsets[bag + 1] > call.count())
+      return false;
+  return true;
+}
+
+static void gather(const Fixed& fixed, const Call& call, int64_t lookup, int64_t begin, int64_t end, Fault* fault) {
+  int64_t rows[BLOCK];
+  const int64_t count = end - begin;
+  if (!read_rows(fixed, call, lookup, begin, count, rows, fault)) return;
+  for (int64_t k = 0; k < std::min(AHEAD, count); k++) prefetch_row(fixed.table + rows[k] * DIM);
+  for (int64_t k = 0; k < count; k++) {
+    if (k + AHEAD < count) prefetch_row(fixed.table + rows[k + AHEAD] * DIM);
+    std::memcpy(call.data + (begin + k) * call.stride, fixed.table + rows[k] * DIM, DIM * sizeof(scalar));
+  }
+}
+
+// Sum, mean or max of the rows of one bag; ids arrive in pieces of BLOCK so that bags may be of any length.
+static void pool_bag(const Fixed& fixed, const Call& call, int64_t lookup, int64_t bag, Fault* fault) {
+  real sums[DIM] = {};
+  int64_t used = 0, rows[BLOCK];
+  int64_t* winners = fixed.mode == MAX ? call.winners + bag * DIM : nullptr;
+  if (winners) for (int64_t d = 0; d < DIM; d++) winners[d] = -1;
+  const int64_t end = bag_begin(call, bag + 1);
+  for (int64_t begin = bag_begin(call, bag); begin < end; begin += BLOCK) {
+    const int64_t count = std::min(BLOCK, end - begin);
+    if (!read_rows(fixed, call, lookup, begin, count, rows, fault)) return;
+    for (int64_t k = 0; k < count; k++) prefetch_row(fixed.table + rows[k] * DIM);
+    for (int64_t k = 0; k < count; k++) {
+      if (rows[k] == fixed.padding) continue;
+      const scalar* row = fixed.table + rows[k] * DIM;
+      if (winners) {
+        for (int64_t d = 0; d < DIM; d++)
+          if (!used || load(row[d]) > sums[d]) { sums[d] = load(row[d]); winners[d] = begin + k; }
+      } else if (call.weights) {
+        const real weight = load(call.weights[begin + k]);
+        for (int64_t d = 0; d < DIM; d++) sums[d] += load(row[d]) * weight;
+      } else {
+        for (int64_t d = 0; d < DIM; d++) sums[d] += load(row[d]);
+      }
+      used++;
+    }
+  }
+  if (fixed.mode == MEAN && used) for (int64_t d = 0; d < DIM; d++) sums[d] /= real(used);
+  for (int64_t d = 0; d < DIM; d++) store(call.data + bag * call.stride + d, sums[d]);
+}
+
+extern "C" int64_t heterps_forward(const Fixed* fixed, const Call* calls, int64_t num_lookups, int64_t num_threads,
+                                   Fault* fault) {
+  int64_t most = 0, total = 0;
+  for (int64_t l = 0; l < num_lookups; l++) {
+    most = std::max(most, (calls[l].bags + BLOCK - 1) / BLOCK);
+    total += calls[l].count();
+  }
+  #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (total > 2048)
+  for (int64_t block = 0; block < most; block++)
+    for (int64_t l = 0; l < num_lookups; l++) {
+      const int64_t begin = block * BLOCK, end = std::min(begin + BLOCK, calls[l].bags);
+      if (begin >= end) continue;
+      if (!offsets_are_good(calls[l], begin, end)) { report(fault, BAD_OFFSETS, l, begin, 0); continue; }
+      if (fixed[l].mode == NONE) gather(fixed[l], calls[l], l, begin, end, fault);
+      else for (int64_t bag = begin; bag < end; bag++) pool_bag(fixed[l], calls[l], l, bag, fault);
+    }
+  return fault->status;
+}
+
+// Gradient of the weights of each id: the product of its row with the gradient of its bag. to[l] may be null.
+extern "C" int64_t heterps_weights_backward(const Fixed* fixed, const Call* calls, int64_t num_lookups, scalar** to,
+                                            int64_t num_threads, Fault* fault) {
+  for (int64_t l = 0; l < num_lookups; l++) {
+    if (!to[l]) continue;
+    const Call& call = calls[l];
+    #pragma omp parallel for schedule(dynamic, 16) num_threads(num_threads) if (call.count() > 2048)
+    for (int64_t bag = 0; bag < call.bags; bag++) {
+      const scalar* grad = call.data + bag * call.stride;
+      for (int64_t at = bag_begin(call, bag); at < bag_begin(call, bag + 1); at++) {
+        int64_t row;
+        if (!read_rows(fixed[l], call, l, at, 1, &row, fault)) break;
+        real sum = 0;
+        if (row != fixed[l].padding)
+          for (int64_t d = 0; d < DIM; d++) sum += load(grad[d]) * load(fixed[l].table[row * DIM + d]);
+        store(to[l] + at, sum);
+      }
+    }
+  }
+  return fault->status;
+}
+
+// ---------------------------------------------------------------- backward: sort, cut, sum
+
+struct Job {  // all look-ups of one table
+  int64_t first, last;       // its look-ups
+  int64_t base, count = 0;   // its pairs: keys[base, base + count)
+  int64_t chunk, rows;       // its first chunk; rows of the table
+  bool pooled = false, scaled = false, simple = false;
+  const uint64_t* sorted = nullptr;
+  int64_t distinct = 0;
+};
+
+struct Plan {
+  std::vector<Fixed> fixed;
+  std::vector<Call> calls;
+  std::vector<int64_t> start;              // per look-up: position of its first id within its job
+  std::vector<Job> jobs;
+  std::vector<int64_t> chunk_job, heads;   // per chunk: its job; rows that begin before it
+  std::unique_ptr<uint64_t[]> keys, spare; // row << 32 | position within the job
+  std::unique_ptr<uint32_t[]> bag;         // per position, when a job is pooled
+  std::unique_ptr<real[]> factor;          // per position, when a job is scaled (weights, mean)
+};
+
+static inline uint32_t row_of(uint64_t key) { return uint32_t(key >> 32); }
+
+// Bag and factor of every position of a look-up, bags [begin, end).
+static void describe(Plan& plan, const Job& job, int64_t l, const int64_t* rows, int64_t bag, int64_t begin,
+                     int64_t end) {
+  const Call& call = plan.calls[l];
+  const int64_t at = job.base + plan.start[l];
+  int64_t used = 0;
+  if (job.scaled && plan.fixed[l].mode == MEAN)
+    for (int64_t k = begin; k < end; k++) used += rows[k - begin] != plan.fixed[l].padding;
+  for (int64_t k = begin; k < end; k++) {
+    plan.bag[at + k] = uint32_t(bag);
+    if (job.scaled) plan.factor[at + k] = call.weights ? load(call.weights[k]) : used ? real(1) / real(used) : real(1);
+  }
+}
+
+// Appends the (row, position) pairs of one look-up to its job.
+static void fill(Plan& plan, Job& job, int64_t l, Fault* fault) {
+  const Fixed& fixed = plan.fixed[l];
+  const Call& call = plan.calls[l];
+  uint64_t* keys = plan.keys.get() + job.base;
+  int64_t rows[1024];
+  if (job.pooled && fixed.mode != NONE) {
+    std::vector<int64_t> long_bag;
+    for (int64_t bag = 0; bag < call.bags; bag++) {
+      const int64_t begin = bag_begin(call, bag), end = bag_begin(call, bag + 1), count = end - begin;
+      int64_t* ids = rows;
+      if (count > 1024) { long_bag.resize(count); ids = long_bag.data(); }
+      if (!read_rows(fixed, call, l, begin, count, ids, fault)) return;
+      describe(plan, job, l, ids, bag, begin, end);
+      for (int64_t k = 0; k < count; k++)
+        if (ids[k] != fixed.padding)
+          keys[job.count++] = uint64_t(ids[k]) << 32 | uint64_t(plan.start[l] + begin + k);
+    }
+    return;
+  }
+  for (int64_t begin = 0; begin < call.count(); begin += 1024) {
+    const int64_t count = std::min<int64_t>(1024, call.count() - begin);
+    if (!read_rows(fixed, call, l, begin, count, rows, fault)) return;
+    for (int64_t k = 0; k < count; k++)
+      if (rows[k] != fixed.padding) keys[job.count++] = uint64_t(rows[k]) << 32 | uint64_t(plan.start[l] + begin + k);
+  }
+  if (job.scaled)
+    for (int64_t k = 0; k < call.count(); k++) plan.factor[job.base + plan.start[l] + k] = 1;
+}
+
+static int bits_of(int64_t rows) { return rows > 1 ? 64 - __builtin_clzll(uint64_t(rows - 1)) : 1; }
+
+static void sort_alone(Plan& plan, Job& job) {
+  uint64_t *from = plan.keys.get() + job.base, *to = plan.spare.get() + job.base;
+  if (job.count < 512) {
+    std::sort(from, from + job.count);  // the position in the low half keeps equal rows in order
+  } else {
+    const int bits = bits_of(job.rows), passes = (bits + 10) / 11, digit = (bits + passes - 1) / passes;
+    const uint64_t mask = (uint64_t(1) << digit) - 1;
+    uint32_t place[2048];
+    for (int shift = 32; shift < 32 + bits; shift += digit) {
+      std::memset(place, 0, (mask + 1) * sizeof(uint32_t));
+      for (int64_t i = 0; i < job.count; i++) place[(from[i] >> shift) & mask]++;
+      uint32_t sum = 0;
+      for (uint64_t k = 0; k <= mask; k++) { const uint32_t count = place[k]; place[k] = sum; sum += count; }
+      for (int64_t i = 0; i < job.count; i++) to[place[(from[i] >> shift) & mask]++] = from[i];
+      std::swap(from, to);
+    }
+  }
+  job.sorted = from;
+}
+
+// The same sort with all threads of the team: counts and moves go by pieces, in the order of the pieces.
+static void sort_together(Plan& plan, Job& job, std::vector<int64_t>& place) {
+  uint64_t *from = plan.keys.get() + job.base, *to = plan.spare.get() + job.base;
+  const int bits = bits_of(job.rows), passes = (bits + 10) / 11, digit = (bits + passes - 1) / passes;
+  const uint64_t mask = (uint64_t(1) << digit) - 1;
+  const int64_t piece = 16384, pieces = (job.count + piece - 1) / piece;
+  for (int shift = 32; shift < 32 + bits; shift += digit) {
+    #pragma omp single
+    place.assign(pieces * (mask + 1), 0);
+    #pragma omp for schedule(static)
+    for (int64_t p = 0; p < pieces; p++) {
+      int64_t* mine = place.data() + p * (mask + 1);
+      for (int64_t i = p * piece; i < std::min(job.count, (p + 1) * piece); i++) mine[(from[i] >> shift) & mask]++;
+    }
+    #pragma omp single
+    {
+      int64_t sum = 0;
+      for (uint64_t k = 0; k <= mask; k++)
+        for (int64_t p = 0; p < pieces; p++) {
+          int64_t& entry = place[p * (mask + 1) + k];
+          const int64_t count = entry; entry = sum; sum += count;
+        }
+    }
+    #pragma omp for schedule(static)
+    for (int64_t p = 0; p < pieces; p++) {
+      int64_t* mine = place.data() + p * (mask + 1);
+      for (int64_t i = p * piece; i < std::min(job.count, (p + 1) * piece); i++)
+        to[mine[(from[i] >> shift) & mask]++] = from[i];
+    }
+    std::swap(from, to);
+  }
+  #pragma omp single
+  job.sorted = from;
+}
+
+static inline int64_t chunks_of(const Job& job) { return (job.count + CHUNK - 1) / CHUNK; }
+
+static void count_heads(Plan& plan, const Job& job, int64_t c) {
+  const int64_t begin = c * CHUNK, end = std::min(begin + CHUNK, job.count);
+  int64_t heads = 0;
+  for (int64_t i = begin; i < end; i++) heads += i == 0 || row_of(job.sorted[i]) != row_of(job.sorted[i - 1]);
+  plan.heads[job.chunk + c] = heads;
+}
+
+static void lay_out(Plan& plan, const int64_t* job_first) {
+  int64_t base = 0, chunk = 0;
+  bool pooled = false, scaled = false;
+  for (size_t j = 0; j < plan.jobs.size(); j++) {
+    Job& job = plan.jobs[j];
+    job.first = job_first[j]; job.last = job_first[j + 1]; job.base = base; job.chunk = chunk;
+    job.rows = plan.fixed[job.first].rows;
+    int64_t size = 0;
+    for (int64_t l = job.first; l < job.last; l++) {
+      plan.start[l] = size;
+      size += plan.calls[l].count();
+      job.pooled |= plan.fixed[l].mode != NONE;
+      job.scaled |= plan.fixed[l].mode == MEAN || plan.calls[l].weights;
+    }
+    job.simple = !job.pooled && job.last == job.first + 1;
+    pooled |= job.pooled; scaled |= job.scaled;
+    base += size; chunk += (size + CHUNK - 1) / CHUNK;
+    plan.chunk_job.resize(chunk, int64_t(j));
+  }
+  plan.heads.assign(chunk, 0);
+  plan.keys.reset(new uint64_t[base + 1]);
+  plan.spare.reset(new uint64_t[base + 1]);
+  if (pooled) plan.bag.reset(new uint32_t[base + 1]);
+  if (scaled) plan.factor.reset(new real[base + 1]);
+}
+
+// Sorts the ids of every table. distinct[j] is the number of rows table j gets a gradient for. null on a fault.
+extern "C" Plan* heterps_plan(const Fixed* fixed, const Call* calls, int64_t num_lookups, const int64_t* job_first,
+                              int64_t num_jobs, int64_t num_threads, int64_t* distinct, Fault* fault) {
+  std::unique_ptr<Plan> plan(new Plan);
+  plan->fixed.assign(fixed, fixed + num_lookups);
+  plan->calls.assign(calls, calls + num_lookups);
+  plan->start.assign(num_lookups, 0);
+  plan->jobs.resize(num_jobs);
+  lay_out(*plan, job_first);
+  int64_t total = 0;
+  for (const Call& call : plan->calls) total += call.count();
+  std::vector<int64_t> place;
+  #pragma omp parallel num_threads(num_threads) if (total > 2048)
+  {
+    #pragma omp for schedule(dynamic, 1)
+    for (int64_t j = 0; j < num_jobs; j++) {
+      Job& job = plan->jobs[j];
+      for (int64_t l = job.first; l < job.last; l++) fill(*plan, job, l, fault);
+      if (fault->status || job.count > ALONE) continue;
+      sort_alone(*plan, job);
+      for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
+    }
+    for (int64_t j = 0; j < num_jobs; j++) {
+      Job& job = plan->jobs[j];
+      if (fault->status || job.count <= ALONE) continue;
+      sort_together(*plan, job, place);
+      #pragma omp for schedule(static)
+      for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
+    }
+  }
+  if (fault->status) return nullptr;
+  for (int64_t j = 0; j < num_jobs; j++) {
+    Job& job = plan->jobs[j];
+    for (int64_t c = 0; c < chunks_of(job); c++) {
+      const int64_t heads = plan->heads[job.chunk + c];
+      plan->heads[job.chunk + c] = job.distinct;
+      job.distinct += heads;
+    }
+    distinct[j] = job.distinct;
+  }
+  return plan.release();
+}
+
+extern "C" void heterps_plan_free(Plan* plan) { delete plan; }
+
+// Where the sums of a table go: packed rows with their numbers, or straight into a dense gradient (rows == null).
+struct Target { int64_t* rows; scalar* sums; int64_t by_frequency; };
+
+static inline const scalar* grad_row(const Plan& plan, const Job& job, uint32_t position, int64_t* lookup) {
+  int64_t l = job.first;
+  while (l + 1 < job.last && position >= plan.start[l + 1]) l++;
+  *lookup = l;
+  const int64_t row = plan.fixed[l].mode == NONE ? position - plan.start[l] : plan.bag[job.base + position];
+  return plan.calls[l].data + row * plan.calls[l].stride;
+}
+
+// Adds the gradients of pairs [begin, end), all of one row, to sums.
+static void add_pairs(const Plan& plan, const Job& job, int64_t begin, int64_t end, real* sums) {
+  const uint64_t* keys = job.sorted;
+  if (job.simple) {
+    const Call& call = plan.calls[job.first];
+    for (int64_t i = begin; i < end; i++) {
+      const scalar* grad = call.data + int64_t(uint32_t(keys[i])) * call.stride;
+      for (int64_t d = 0; d < DIM; d++) sums[d] += load(grad[d]);
+    }
+    return;
+  }
+  for (int64_t i = begin; i < end; i++) {
+    int64_t l;
+    const uint32_t position = uint32_t(keys[i]);
+    const scalar* grad = grad_row(plan, job, position, &l);
+    if (plan.fixed[l].mode == MAX) {
+      const int64_t* winners = plan.calls[l].winners + int64_t(plan.bag[job.base + position]) * DIM;
+      for (int64_t d = 0; d < DIM; d++)
+        if (winners[d] == position - plan.start[l]) sums[d] += load(grad[d]);
+    } else if (job.scaled) {
+      const real factor = plan.factor[job.base + position];
+      for (int64_t d = 0; d < DIM; d++) sums[d] += load(grad[d]) * factor;
+    } else {
+      for (int64_t d = 0; d < DIM; d++) sums[d] += load(grad[d]);
+    }
+  }
+}
+
+static void write_sum(const Job& job, const Target& target, int64_t slot, int64_t row, int64_t count, real* sums) {
+  if (target.by_frequency) for (int64_t d = 0; d < DIM; d++) sums[d] /= real(count);
+  scalar* to = target.rows ? target.sums + slot * DIM : target.sums + row * DIM;
+  if (target.rows) target.rows[slot] = row;
+  for (int64_t d = 0; d < DIM; d++) store(to + d, sums[d]);
+}
+
+// What a chunk leaves for its neighbours: the sum of a row begun before it, and of the row that goes on after it.
+struct Border { int64_t before, after; real head[DIM], tail[DIM]; };
+
+static void sum_chunk(const Plan& plan, const Job& job, const Target& target, int64_t c, Border& border) {
+  const uint64_t* keys = job.sorted;
+  const int64_t begin = c * CHUNK, end = std::min(begin + CHUNK, job.count);
+  int64_t slot = plan.heads[job.chunk + c], i = begin;
+  border.before = border.after = 0;
+  while (i < end) {
+    const uint32_t row = row_of(keys[i]);
+    int64_t next = i + 1;
+    while (next < end && row_of(keys[next]) == row) next++;
+    if (job.simple && i + AHEAD < end) {
+      const Call& call = plan.calls[job.first];
+      prefetch_row(call.data + int64_t(uint32_t(keys[i + AHEAD])) * call.stride);
+    }
+    const bool begun = i == begin && i > 0 && row_of(keys[i - 1]) == row;
+    const bool goes_on = next == end && next < job.count && row_of(keys[next]) == row;
+    real sums[DIM] = {};
+    add_pairs(plan, job, i, next, sums);
+    if (begun) { border.before = next - i; std::copy(sums, sums + DIM, border.head); }
+    else if (goes_on) { border.after = next - i; std::copy(sums, sums + DIM, border.tail); slot++; }
+    else write_sum(job, target, slot++, row, next - i, sums);
+    i = next;
+  }
+}
+
+// Joins the rows that cross chunk borders, chunk after chunk.
+static void join_borders(const Plan& plan, const Job& job, const Target& target, const Border* borders) {
+  for (int64_t c = 0; c < chunks_of(job); c++) {
+    const Border& first = borders[job.chunk + c];
+    if (!first.after) continue;
+    real sums[DIM];
+    std::copy(first.tail, first.tail + DIM, sums);
+    int64_t count = first.after, next = c + 1;
+    for (; next < chunks_of(job) && borders[job.chunk + next].before; next++) {
+      const Border& border = borders[job.chunk + next];
+      for (int64_t d = 0; d < DIM; d++) sums[d] += border.head[d];
+      count += border.before;
+      if (border.before < CHUNK) break;
+    }
+    const int64_t row = row_of(job.sorted[std::min(c * CHUNK + CHUNK, job.count) - 1]);
+    write_sum(job, target, plan.heads[job.chunk + c + 1] - 1, row, count, sums);
+  }
+}
+
+// Sums the gradients of every table of a plan into its target.
+extern "C" void heterps_sum(const Plan* plan, const Target* targets, int64_t num_threads) {
+  const int64_t chunks = int64_t(plan->chunk_job.size());
+  int64_t total = 0;
+  for (const Job& job : plan->jobs) total += job.count;
+  std::unique_ptr<Border[]> borders(new Border[chunks + 1]);
+  #pragma omp parallel for schedule(dynamic, 2) num_threads(num_threads) if (total > 2048)
+  for (int64_t chunk = 0; chunk < chunks; chunk++) {
+    const Job& job = plan->jobs[plan->chunk_job[chunk]];
+    if (chunk - job.chunk < chunks_of(job))
+      sum_chunk(*plan, job, targets[plan->chunk_job[chunk]], chunk - job.chunk, borders[chunk]);
+  }
+  for (size_t j = 0; j < plan->jobs.size(); j++) join_borders(*plan, plan->jobs[j], targets[j], borders.get());
+}
+"""
