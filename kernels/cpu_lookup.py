@@ -1,8 +1,8 @@
-"""Host side of the look-up kernels: tensors in, pointers out, errors turned into exceptions.
+"""Host side of the look-up kernels: tensors in, addresses out.
 
-Enters: the look-ups of one (dim, dtype) as :class:`Request` objects. Leaves: filled outputs, or one gradient per
-table. It refuses nothing itself: ``lookup.py`` sends here only what the kernels can do. The order of the int64 fields
-below is that of the structs ``Fixed`` and ``Call`` in ``cpu_lookup_source.py``.
+Enters: the look-ups of one (dim, dtype) as structs of int64. Leaves: filled outputs, or one gradient per table. It refuses
+nothing itself: ``lookup.py`` sends here only what the kernels can do. The fields below are in the order of the structs
+``Fixed`` and ``Call`` in ``cpu_lookup_source.py``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from heterps_compile.errors import IdRangeError
 from heterps_compile.kernels.specs import LookupSpec
 
 MODES = {"none": 0, "sum": 1, "mean": 2, "max": 3}
@@ -24,48 +22,37 @@ BAD_OFFSETS = 2
 FIXED_FIELDS, CALL_FIELDS = 4, 12
 
 
-class BadOffsets(Exception):  # not an error a user meets: eager says what is wrong
-    """Offsets that do not cut the ids into bags; the reference raises what eager raises."""
+def call_fields(
+    ids: Tensor, offsets: Tensor | None, weights: Tensor | None, winners: Tensor | None, bags: int
+) -> tuple[int, ...]:
+    """The struct ``Call`` of a look-up with ``bags`` rows of output, whose place is filled in by :func:`place`.
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One look-up of one call: ``ids`` of at most two dimensions, ``bags`` rows of output, ``offsets`` int64 and
-    ``bags + 1``.
+    ``ids`` has one or two dimensions; ``offsets`` is int64 of length ``bags + 1``; ``weights`` is flat and contiguous.
     """
+    if ids.dim() == 1:
+        size0, size1, step0, step1 = ids.shape[0], 1, ids.stride(0), 1
+    else:
+        (size0, size1), (step0, step1) = ids.shape, ids.stride()
+    return (
+        ids.data_ptr(),
+        ids.dtype is torch.int64,
+        size0,
+        size1,
+        step0,
+        step1,
+        0 if offsets is None else offsets.data_ptr(),
+        bags,
+        0 if weights is None else weights.data_ptr(),
+        0,
+        0,
+        0 if winners is None else winners.data_ptr(),
+    )
 
-    spec: LookupSpec
-    ids: Tensor
-    offsets: Tensor | None
-    weights: Tensor | None
-    bags: int
-    winners: Tensor | None
 
-    def tensors(self) -> list[Tensor]:
-        """What the kernels read besides the table."""
-        return [tensor for tensor in (self.ids, self.offsets, self.weights) if tensor is not None]
-
-    def fields(self, data: int, stride: int) -> tuple[int, ...]:
-        """The struct ``Call`` for rows at address ``data``, ``stride`` elements apart."""
-        ids = self.ids
-        if ids.dim() == 1:
-            size0, size1, step0, step1 = ids.shape[0], 1, ids.stride(0), 1
-        else:
-            (size0, size1), (step0, step1) = ids.shape, ids.stride()
-        return (
-            ids.data_ptr(),
-            ids.dtype is torch.int64,
-            size0,
-            size1,
-            step0,
-            step1,
-            0 if self.offsets is None else self.offsets.data_ptr(),
-            self.bags,
-            0 if self.weights is None else self.weights.data_ptr(),
-            data,
-            stride,
-            0 if self.winners is None else self.winners.data_ptr(),
-        )
+def place(calls: array[int], addresses: Sequence[int], strides: Sequence[int]) -> None:
+    """Say where output (or gradient) row 0 of each ``Call`` lies, and how many elements apart its rows are."""
+    calls[9::CALL_FIELDS] = array("q", addresses)
+    calls[10::CALL_FIELDS] = array("q", strides)
 
 
 def fixed_fields(spec: LookupSpec, address: int, rows: int) -> tuple[int, ...]:
@@ -98,11 +85,13 @@ class LookupKernels:
         self._sum = library.heterps_sum
         self._sum.argtypes, self._sum.restype = [address, address, integer], None
 
-    def forward(self, fixed: array[int], calls: array[int], requests: Sequence[Request]) -> None:
-        """Fill the outputs. Raises :class:`IdRangeError` for an id outside its table, :class:`BadOffsets`."""
+    def forward(self, fixed: array[int], calls: array[int]) -> tuple[int, int, int, int] | None:
+        """Fill the outputs. Returns None, or the first fault: (status, look-up, position of the id, its value)."""
         fault = array("q", (0, 0, 0, 0))
-        if self._forward(pointer(fixed), pointer(calls), len(requests), torch.get_num_threads(), pointer(fault)):
-            raise_fault(fault, requests, fixed)
+        num_lookups = len(calls) // CALL_FIELDS
+        if self._forward(pointer(fixed), pointer(calls), num_lookups, torch.get_num_threads(), pointer(fault)):
+            return tuple(fault)  # type: ignore[return-value]
+        return None
 
     def weights_backward(self, fixed: array[int], calls: array[int], targets: array[int]) -> None:
         """Fill the gradients of per-sample weights at the addresses ``targets`` (0: not wanted)."""
@@ -111,10 +100,11 @@ class LookupKernels:
             pointer(fixed), pointer(calls), len(targets), pointer(targets), torch.get_num_threads(), pointer(fault)
         )
 
-    def table_gradients(
-        self, fixed: array[int], calls: array[int], requests: Sequence[Request], tables: Sequence[TableGradient]
-    ) -> list[Tensor]:
-        """One gradient per table, sparse ones coalesced; look-ups of one table follow each other in ``requests``."""
+    def table_gradients(self, fixed: array[int], calls: array[int], tables: Sequence[TableGradient]) -> list[Tensor]:
+        """One gradient per table, sparse ones coalesced; look-ups of one table follow each other in ``calls``.
+
+        Raises RuntimeError if an id has left its table since the forward call, which checked it.
+        """
         first = array("q", (0,))
         for table in tables:
             first.append(first[-1] + table.num_lookups)
@@ -123,7 +113,7 @@ class LookupKernels:
         plan = self._plan(
             pointer(fixed),
             pointer(calls),
-            len(requests),
+            len(calls) // CALL_FIELDS,
             pointer(first),
             len(tables),
             threads,
@@ -131,7 +121,7 @@ class LookupKernels:
             pointer(fault),
         )
         if not plan:
-            raise_fault(fault, requests, fixed)
+            raise RuntimeError(f"id {fault[3]} of look-up {fault[1]} was written to between forward and backward")
         try:
             gradients, targets = _allocate(tables, distinct)
             self._sum(plan, pointer(targets), threads)
@@ -150,6 +140,10 @@ class TableGradient:
     sparse: bool
     by_frequency: bool
 
+    def of(self, num_lookups: int) -> TableGradient:
+        """The same with as many look-ups as a gradient came back to."""
+        return self if num_lookups == self.num_lookups else replace(self, num_lookups=num_lookups)
+
 
 def _allocate(tables: Sequence[TableGradient], distinct: array[int]) -> tuple[list[Tensor], array[int]]:
     """Gradients to be filled, and the struct ``Target`` of each. Sparse ones share two buffers: two allocations in
@@ -157,32 +151,22 @@ def _allocate(tables: Sequence[TableGradient], distinct: array[int]) -> tuple[li
     """
     counts = [count if table.sparse else 0 for count, table in zip(distinct, tables, strict=True)]
     total = sum(counts)
-    rows = torch.empty(1, total, dtype=torch.int64).split(counts, 1)
-    sums = torch.empty(total, tables[0].shape[1], dtype=tables[0].dtype).split(counts)
+    dim, dtype = tables[0].shape[1], tables[0].dtype
+    rows, sums = torch.empty(1, total, dtype=torch.int64), torch.empty(total, dim, dtype=dtype)
+    row_address = rows.data_ptr() or 1  # an address that is not null says "sparse", also when there are no rows
+    sum_address, row_bytes = sums.data_ptr(), dim * dtype.itemsize
     gradients: list[Tensor] = []
     targets = array("q")
-    for k, table in enumerate(tables):
+    for table, count, its_rows, its_sums in zip(tables, counts, rows.split(counts, 1), sums.split(counts), strict=True):
         if table.sparse:
-            gradient = torch.sparse_coo_tensor(rows[k], sums[k], table.shape, is_coalesced=True, check_invariants=False)
-            # an address that is not null says "sparse", also when there are no rows
-            targets.extend((rows[k].data_ptr() or 1, sums[k].data_ptr(), table.by_frequency))
+            gradient = torch.sparse_coo_tensor(
+                its_rows, its_sums, table.shape, is_coalesced=True, check_invariants=False
+            )
+            targets.extend((row_address, sum_address, table.by_frequency))
+            row_address += count * 8
+            sum_address += count * row_bytes
         else:
             gradient = torch.zeros(table.shape, dtype=table.dtype)
             targets.extend((0, gradient.data_ptr(), table.by_frequency))
         gradients.append(gradient)
     return gradients, targets
-
-
-def raise_fault(fault: array[int], requests: Sequence[Request], fixed: array[int]) -> NoReturn:
-    """Turn the struct ``Fault`` into an exception."""
-    status, at, position, value = fault
-    if status == BAD_OFFSETS:
-        raise BadOffsets
-    request = requests[at]
-    place = divmod(position, request.ids.shape[1]) if request.ids.dim() == 2 else position
-    name = f" ({request.spec.name})" if request.spec.name else ""
-    rows = fixed[at * FIXED_FIELDS + 1]
-    raise IdRangeError(
-        f"id {value} at position {place} is outside table {request.spec.table}{name}, which has {rows} rows",
-        hint="ids must be in [0, rows); check the vocabulary size, or hash ids into the table",
-    )

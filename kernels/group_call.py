@@ -2,7 +2,7 @@
 
 Enters: a spec and the tensors. Leaves: a :class:`GroupCall`, or None if this call is one for the reference as a whole
 (unusual ids, offsets or weights; eager then answers, or says what is wrong). Outputs of one shape come from one
-allocation.
+allocation. "Served" look-ups are those that kernels do; lists per served look-up follow ``Layout.served``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,25 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from heterps_compile.errors import IdRangeError
 from heterps_compile.kernels import reference
-from heterps_compile.kernels.cpu_lookup import Request, TableGradient
+from heterps_compile.kernels.cpu_lookup import BAD_OFFSETS, CALL_FIELDS, FIXED_FIELDS, TableGradient, call_fields, place
 from heterps_compile.kernels.group_layout import Layout, Part, make_layout, table_key
 from heterps_compile.kernels.specs import GroupSpec, LookupSpec
 
 MAX_IDS = 2**31 - 1
 
 
+class BadOffsets(Exception):  # not an error a user meets: the reference then says what is wrong
+    """Offsets that do not cut the ids into bags."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupCall:
-    """A call, checked as far as it can be without reading ids. ``requests[k]`` is None for a look-up of the
-    reference.
+    """A call, checked as far as it can be without reading ids.
+
+    ``bags`` are the output rows of each served look-up; ``calls`` the structs of each part, ``read`` the tensors they
+    point into, ``side_by_side`` whether outputs lie in one buffer, and ``one_buffer`` whether that is the output.
     """
 
     spec: GroupSpec
@@ -35,38 +42,46 @@ class GroupCall:
     ids: Sequence[Tensor]
     offsets: Sequence[Tensor | None]
     weights: Sequence[Tensor | None]
-    requests: Sequence[Request | None]
+    bags: Sequence[int]
+    calls: Sequence[array[int]]
+    read: Sequence[Tensor]
+    side_by_side: bool
+    one_buffer: bool
 
     # ------------------------------------------------------------ forward
 
     def forward(self) -> tuple[Tensor, ...]:
-        """Outputs of the look-ups that kernels serve, in the order of the spec; layout "concat" may make it one
-        tensor.
-        """
-        outputs, places = self._allocate()
-        for part in self.layout.parts:
-            requests = self._requests(part)
-            calls = array("q")
-            for index, request in zip(part.lookups, requests, strict=True):
-                calls.extend(request.fields(*places[index]))
-            part.kernels.forward(part.fixed, calls, requests)
+        """Outputs of the served look-ups, in the order of the spec; with ``one_buffer`` a single tensor."""
+        outputs, addresses, strides = self._allocate_side_by_side() if self.side_by_side else self._allocate()
+        for part, calls in zip(self.layout.parts, self.calls, strict=True):
+            place(calls, [addresses[slot] for slot in part.slots], [strides[slot] for slot in part.slots])
+            fault = part.kernels.forward(part.fixed, calls)
+            if fault:
+                self._raise_fault(part, *fault)
         return outputs
 
     def complete(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """All outputs of the group: those of :meth:`forward` and, between them, those of the reference."""
-        if self._is_one_buffer():
+        if self.one_buffer:
             return outputs
         if self.layout.leftover:
-            from_kernels = iter(outputs)
+            served = dict(zip(self.layout.served, outputs, strict=True))
             outputs = tuple(
-                self._reference(index) if request is None else next(from_kernels)
-                for index, request in enumerate(self.requests)
+                served[index] if index in served else self._reference(index) for index in range(len(self.spec.lookups))
             )
         return (torch.cat(outputs, -1),) if self.spec.layout == "concat" else outputs
 
-    def _requests(self, part: Part) -> list[Request]:
-        requests = [self.requests[index] for index in part.lookups]
-        return [request for request in requests if request is not None]
+    def _raise_fault(self, part: Part, status: int, at: int, position: int, value: int) -> None:
+        if status == BAD_OFFSETS:
+            raise BadOffsets
+        lookup, ids = self.spec.lookups[part.lookups[at]], self.ids[part.lookups[at]]
+        place_of_id = divmod(position, ids.shape[1]) if ids.dim() == 2 else position
+        name = f" ({lookup.name})" if lookup.name else ""
+        rows = part.fixed[at * FIXED_FIELDS + 1]
+        raise IdRangeError(
+            f"id {value} at position {place_of_id} is outside table {lookup.table}{name}, which has {rows} rows",
+            hint="ids must be in [0, rows); check the vocabulary size, or hash ids into the table",
+        )
 
     def _reference(self, index: int) -> Tensor:
         lookup = self.spec.lookups[index]
@@ -79,91 +94,56 @@ class GroupCall:
             sparse=lookup.sparse,
         )
 
-    def _dims(self) -> dict[int, int]:
-        """Dim of every look-up that kernels serve, in the order of the spec."""
-        tables, lookups = self.tables, self.spec.lookups
-        return {k: tables[lookups[k].table].shape[1] for k, request in enumerate(self.requests) if request is not None}
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [
+            (*self.ids[index].shape, dim) if self.spec.lookups[index].mode == "none" else (bags, dim)
+            for index, dim, bags in zip(self.layout.served, self.layout.dims, self.bags, strict=True)
+        ]
 
-    def _is_side_by_side(self) -> bool:
-        requests = [request for request in self.requests if request is not None]
-        return (
-            self.spec.layout != "separate"
-            and len({part.dtype for part in self.layout.parts}) == 1
-            and len({request.bags for request in requests}) == 1
-        )
-
-    def _is_one_buffer(self) -> bool:
-        """Whether layout "concat" needs no copy."""
-        return (
-            self.spec.layout == "concat"
-            and not self.layout.leftover
-            and self._is_side_by_side()
-            and all(
-                lookup.mode != "none" or ids.dim() == 1 for lookup, ids in zip(self.spec.lookups, self.ids, strict=True)
-            )
-        )
-
-    def _shape(self, index: int, dim: int) -> tuple[int, ...]:
-        request = self.requests[index]
-        assert request is not None
-        return (*self.ids[index].shape, dim) if request.spec.mode == "none" else (request.bags, dim)
-
-    def _allocate(self) -> tuple[tuple[Tensor, ...], dict[int, tuple[int, int]]]:
+    def _allocate(self) -> tuple[tuple[Tensor, ...], list[int], Sequence[int]]:
         """Outputs to be filled, and the address and row stride of each.
 
         Parts of one buffer are taken with ``.data``: a plain view would share one version counter among all outputs,
         and autograd would forbid in-place operations on each of several views.
         """
-        dims = self._dims()
-        if self._is_side_by_side():
-            return self._allocate_side_by_side(dims)
-        shapes = {index: self._shape(index, dim) for index, dim in dims.items()}
-        dtypes = {index: self.tables[self.spec.lookups[index].table].dtype for index in dims}
-        if len(dims) > 1 and len(set(shapes.values())) == 1 and len(set(dtypes.values())) == 1:
-            shape, dtype = next(iter(shapes.values())), next(iter(dtypes.values()))
-            outputs = tuple(view.data for view in torch.empty((len(dims), *shape), dtype=dtype).unbind())
-        else:
-            outputs = tuple(torch.empty(shapes[index], dtype=dtypes[index]) for index in dims)
-        places = {index: (output.data_ptr(), dim) for (index, dim), output in zip(dims.items(), outputs, strict=True)}
-        return outputs, places
-
-    def _allocate_side_by_side(self, dims: dict[int, int]) -> tuple[tuple[Tensor, ...], dict[int, tuple[int, int]]]:
-        first = self.requests[next(iter(dims))]
-        assert first is not None
-        width, dtype = sum(dims.values()), self.layout.parts[0].dtype
-        buffer = torch.empty(first.bags, width, dtype=dtype)
-        places, address = {}, buffer.data_ptr()
-        for index, dim in dims.items():
-            places[index] = (address, width)
-            address += dim * dtype.itemsize
-        if self._is_one_buffer():
-            return (buffer,), places
-        views = buffer.split(tuple(dims.values()), 1)
+        shapes, dtype = self._shapes(), self.layout.dtype
+        if dtype is not None and len(shapes) > 1 and shapes.count(shapes[0]) == len(shapes):
+            buffer = torch.empty((len(shapes), *shapes[0]), dtype=dtype)
+            start, step = buffer.data_ptr(), buffer.stride(0) * dtype.itemsize
+            addresses = [start + k * step for k in range(len(shapes))]
+            return tuple([view.data for view in buffer.unbind()]), addresses, self.layout.dims
         outputs = [
-            view.data if len(shape) == 2 else view.view(shape).data
-            for view, shape in zip(views, (self._shape(index, dim) for index, dim in dims.items()), strict=True)
+            torch.empty(shape, dtype=self.tables[self.spec.lookups[index].table].dtype)
+            for index, shape in zip(self.layout.served, shapes, strict=True)
         ]
-        return tuple(outputs), places
+        return tuple(outputs), [output.data_ptr() for output in outputs], self.layout.dims
+
+    def _allocate_side_by_side(self) -> tuple[tuple[Tensor, ...], list[int], Sequence[int]]:
+        dims, dtype = self.layout.dims, self.layout.dtype
+        assert dtype is not None
+        buffer = torch.empty(self.bags[0], sum(dims), dtype=dtype)
+        addresses, strides = _side_by_side(buffer, dims)
+        if self.one_buffer:
+            return (buffer,), addresses, strides
+        views = zip(buffer.split(dims, 1), self._shapes(), strict=True)
+        return tuple([view.view(shape).data for view, shape in views]), addresses, strides
 
     # ------------------------------------------------------------ backward
 
     def read_in_backward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors whose values the gradients depend on; tables only if per-sample weights need a gradient, as in
-        eager.
-        """
-        read = [tensor for request in self.requests if request is not None for tensor in request.tensors()]
+        """Tensors the gradients depend on; tables only if per-sample weights need a gradient, as in eager."""
         if any(weight is not None and weight.requires_grad for weight in self.weights):
-            read.extend(inputs[: len(self.tables)])
-        return read
+            return [*self.read, *inputs[: len(self.tables)]]
+        return list(self.read)
 
     def differentiable_backward(
         self, grads: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of all inputs by the reference, with a graph of their own."""
+        """Gradients of all inputs by the reference, with a graph of their own if grad mode is on."""
         inputs = [*self.tables, *(weight for weight in self.weights if weight is not None)]
         with torch.enable_grad():
-            outputs = tuple(self._reference(k) for k, request in enumerate(self.requests) if request is not None)
-            if self._is_one_buffer():
+            outputs = tuple(self._reference(index) for index in self.layout.served)
+            if self.one_buffer:
                 outputs = (torch.cat(outputs, -1),)
         pairs = [(output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None]
         targets = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
@@ -182,85 +162,96 @@ class GroupCall:
 
     def backward(self, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """Gradients of the tables, then of the per-sample weights; None where none is wanted or nothing came back."""
-        if any(grad is not None and not _is_plain(grad) for grad in grads):
-            return self.differentiable_backward(grads, wanted)
-        rows, places = self._gradient_places(grads)  # rows keeps copies alive while the kernels read them
+        for grad in grads:
+            if grad is not None and not (type(grad) is Tensor and grad.is_cpu and grad.layout is torch.strided):
+                return self.differentiable_backward(grads, wanted)
+        rows, addresses, strides = self._gradient_places(grads)
         found: list[Tensor | None] = [None] * len(self.tables)
-        for part in self.layout.parts:
-            jobs = [job for job in part.jobs if wanted[job.table]]
-            kept = [(job, [at for at in job.lookups if part.lookups[at] in places]) for job in jobs]
-            kept = [(job, lookups) for job, lookups in kept if lookups]
-            if not kept:
+        for part, calls in zip(self.layout.parts, self.calls, strict=True):
+            calls = calls[:]  # a graph that is kept may go backward again
+            place(calls, [addresses[slot] for slot in part.slots], [strides[slot] for slot in part.slots])
+            tables, positions, kinds = self._wanted_jobs(part, addresses, wanted)
+            if not tables:
                 continue
-            positions = [at for _, lookups in kept for at in lookups]
-            fixed, calls, requests = self._structs(part, positions, places)
-            tables = [
-                TableGradient(self.tables[job.table].shape, part.dtype, len(lookups), job.sparse, job.by_frequency)
-                for job, lookups in kept
-            ]
-            for (job, _), gradient in zip(
-                kept, part.kernels.table_gradients(fixed, calls, requests, tables), strict=True
-            ):
-                found[job.table] = gradient
-        del rows
-        return *found, *self._weights_backward(grads, wanted)
+            fixed = part.fixed
+            if len(positions) < len(part.lookups):
+                fixed, calls = _chosen(fixed, FIXED_FIELDS, positions), _chosen(calls, CALL_FIELDS, positions)
+            for table, gradient in zip(tables, part.kernels.table_gradients(fixed, calls, kinds), strict=True):
+                found[table] = gradient
+        weights = self._weights_backward(addresses, strides, wanted[len(self.tables) :])
+        del rows  # kept until here: the kernels read them by address
+        return *found, *weights
 
-    def _structs(
-        self, part: Part, positions: Sequence[int], places: dict[int, tuple[int, int]]
-    ) -> tuple[array[int], array[int], list[Request]]:
-        calls, requests = array("q"), []
-        for at in positions:
-            request = self.requests[part.lookups[at]]
-            assert request is not None
-            requests.append(request)
-            calls.extend(request.fields(*places[part.lookups[at]]))
-        fixed = part.fixed if len(positions) == len(part.lookups) else part.fixed_of(positions)
-        return fixed, calls, requests
+    def _wanted_jobs(
+        self, part: Part, addresses: Sequence[int], wanted: Sequence[bool]
+    ) -> tuple[list[int], list[int], list[TableGradient]]:
+        """Tables of a part that get a gradient, the look-ups that give it, and its kind."""
+        tables, positions, kinds = [], [], []
+        for job in part.jobs:
+            if wanted[job.table]:
+                lookups = [at for at in job.lookups if addresses[part.slots[at]]]
+                if lookups:
+                    tables.append(job.table)
+                    positions.extend(lookups)
+                    kinds.append(job.gradient.of(len(lookups)))
+        return tables, positions, kinds
 
-    def _gradient_places(self, grads: Sequence[Tensor | None]) -> tuple[list[Tensor], dict[int, tuple[int, int]]]:
-        """The gradients as rows, and the address and row stride of each look-up's."""
-        dims, rows, places = self._dims(), [], {}
-        if self._is_one_buffer():
-            if grads[0] is None:
-                return [], {}
-            rows.append(_as_rows(grads[0], sum(dims.values())))
-            address, stride, size = rows[0].data_ptr(), rows[0].stride(0), rows[0].element_size()
-            for index, dim in dims.items():
-                places[index] = (address, stride)
-                address += dim * size
-            return rows, places
-        for (index, dim), grad in zip(dims.items(), grads, strict=True):
+    def _gradient_places(self, grads: Sequence[Tensor | None]) -> tuple[list[Tensor], list[int], list[int]]:
+        """Gradients as rows, and the address and row stride of each served look-up's; address 0 for None."""
+        dims, rows = self.layout.dims, []
+        if self.one_buffer:
+            grad = grads[0]
+            if grad is None:
+                return [], [0] * len(dims), [0] * len(dims)
+            rows.append(_as_rows(grad, sum(dims)))
+            return rows, *_side_by_side(rows[0], dims)
+        addresses, strides = [0] * len(dims), [0] * len(dims)
+        for slot, grad in enumerate(grads):
             if grad is not None:
-                row = _as_rows(grad, dim)
+                row = _as_rows(grad, dims[slot])
                 rows.append(row)
-                places[index] = (row.data_ptr(), row.stride(0))
-        return rows, places
+                addresses[slot] = row.data_ptr() or 1  # no rows, no address, but still a gradient
+                strides[slot] = row.stride(0)
+        return rows, addresses, strides
 
-    def _weights_backward(self, grads: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+    def _weights_backward(
+        self, addresses: Sequence[int], strides: Sequence[int], wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
         present = [index for index, weight in enumerate(self.weights) if weight is not None]
-        found: list[Tensor | None] = [None] * len(present)
-        if not any(wanted[len(self.tables) :]):
-            return found
-        rows, places = self._gradient_places(grads)
-        for part in self.layout.parts:
-            positions = [at for at, index in enumerate(part.lookups) if index in places]
-            targets = array("q", bytes(8 * len(positions)))
-            for k, at in enumerate(positions):
-                index = part.lookups[at]
+        found: dict[int, Tensor | None] = dict.fromkeys(present)
+        if not any(wanted):
+            return list(found.values())
+        if self.layout != make_layout(self.spec, tuple(table_key(table) for table in self.tables)):
+            raise RuntimeError("a table was moved between forward and backward (by .data?), and its old rows are gone")
+        for part, calls in zip(self.layout.parts, self.calls, strict=True):
+            calls = calls[:]
+            place(calls, [addresses[slot] for slot in part.slots], [strides[slot] for slot in part.slots])
+            targets = array("q", bytes(8 * len(part.lookups)))
+            for at, index in enumerate(part.lookups):
                 weight = self.weights[index]
-                if weight is not None and wanted[len(self.tables) + present.index(index)]:
+                if weight is not None and wanted[present.index(index)] and addresses[part.slots[at]]:
                     gradient = torch.zeros_like(weight, memory_format=torch.contiguous_format)
-                    found[present.index(index)] = gradient
-                    targets[k] = gradient.data_ptr()
+                    found[index] = gradient
+                    targets[at] = gradient.data_ptr()
             if any(targets):
-                fixed, calls, _ = self._structs(part, positions, places)
-                part.kernels.weights_backward(fixed, calls, targets)
-        del rows
-        return found
+                part.kernels.weights_backward(part.fixed, calls, targets)
+        return list(found.values())
 
 
-def _is_plain(grad: Tensor) -> bool:
-    return type(grad) is Tensor and grad.is_cpu and grad.layout is torch.strided
+def _side_by_side(buffer: Tensor, dims: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Address and row stride of each block of ``dims`` columns of a buffer."""
+    addresses, address, size = [], buffer.data_ptr() or 1, buffer.element_size()
+    for dim in dims:
+        addresses.append(address)
+        address += dim * size
+    return addresses, [buffer.stride(0)] * len(dims)
+
+
+def _chosen(structs: array[int], num_fields: int, positions: Sequence[int]) -> array[int]:
+    chosen = array("q")
+    for at in positions:
+        chosen.extend(structs[at * num_fields : (at + 1) * num_fields])
+    return chosen
 
 
 def _as_rows(grad: Tensor, dim: int) -> Tensor:
@@ -278,32 +269,48 @@ def make_call(
     weights: Sequence[Tensor | None],
 ) -> GroupCall | None:
     """The call, or None if the reference has to serve it as a whole."""
-    layout = make_layout(spec, tuple(table_key(table) for table in tables))
+    layout = make_layout(spec, tuple([table_key(table) for table in tables]))
     if not layout.parts:
         return None
-    requests: list[Request | None] = [None] * len(spec.lookups)
+    bags: list[int] = [0] * len(layout.served)
+    read: list[Tensor] = []
+    calls: list[array[int]] = []
     for part in layout.parts:
-        for index in part.lookups:
-            request = _make_request(spec.lookups[index], part, ids[index], offsets[index], weights[index])
-            if request is None:
+        structs: list[int] = []
+        for index, slot in zip(part.lookups, part.slots, strict=True):
+            fields = _fields(spec.lookups[index], part, ids[index], offsets[index], weights[index], read)
+            if fields is None:
                 return None
-            requests[index] = request
-    return GroupCall(spec, layout, tables, ids, offsets, weights, requests)
+            structs += fields
+            bags[slot] = fields[7]
+        calls.append(array("q", structs))
+    side_by_side = spec.layout != "separate" and layout.dtype is not None and bags.count(bags[0]) == len(bags)
+    one_buffer = (
+        side_by_side
+        and spec.layout == "concat"
+        and not layout.leftover
+        and all(lookup.mode != "none" or i.dim() == 1 for lookup, i in zip(spec.lookups, ids, strict=True))
+    )
+    return GroupCall(spec, layout, tables, ids, offsets, weights, bags, calls, read, side_by_side, one_buffer)
 
 
 def _is_index(tensor: Tensor) -> bool:
     return type(tensor) is Tensor and tensor.is_cpu and tensor.dtype in (torch.int64, torch.int32)
 
 
-def _make_request(
-    lookup: LookupSpec, part: Part, ids: Tensor, offsets: Tensor | None, weights: Tensor | None
-) -> Request | None:
+def _fields(
+    lookup: LookupSpec, part: Part, ids: Tensor, offsets: Tensor | None, weights: Tensor | None, read: list[Tensor]
+) -> tuple[int, ...] | None:
+    """The struct of one look-up, its tensors added to ``read``; None if it is one for the reference."""
     if not _is_index(ids) or ids.numel() > MAX_IDS:
         return None
     if lookup.mode == "none":
         if offsets is not None or weights is not None:
             return None
-        return Request(lookup, ids if 0 < ids.dim() < 3 else ids.reshape(-1), None, None, ids.numel(), None)
+        if not 0 < ids.dim() < 3:
+            ids = ids.reshape(-1)
+        read.append(ids)
+        return call_fields(ids, None, None, None, ids.numel())
     if ids.dim() == 2 and offsets is None and ids.shape[1] > 0:
         bags = ids.shape[0]
     elif ids.dim() == 1 and offsets is not None and _is_index(offsets) and offsets.dim() == 1:
@@ -313,16 +320,18 @@ def _make_request(
         if not lookup.include_last_offset:
             offsets = torch.cat((offsets, offsets.new_tensor((ids.shape[0],))))
         offsets = offsets.to(torch.int64).contiguous()
+        read.append(offsets)
     else:
         return None
+    read.append(ids)
     if weights is not None:
-        if not _weights_fit(weights, ids, part):
+        plain = type(weights) in (Tensor, Parameter) and weights.is_cpu
+        if not plain or weights.dtype is not part.dtype or weights.shape != ids.shape:
             return None
         weights = weights.detach().reshape(-1).contiguous()
-    winners = torch.empty(bags, part.dim, dtype=torch.int64) if lookup.mode == "max" else None
-    return Request(lookup, ids, offsets, weights, bags, winners)
-
-
-def _weights_fit(weights: Tensor, ids: Tensor, part: Part) -> bool:
-    plain = type(weights) in (Tensor, Parameter) and weights.is_cpu
-    return plain and weights.dtype is part.dtype and weights.shape == ids.shape
+        read.append(weights)
+    winners = None
+    if lookup.mode == "max":
+        winners = torch.empty(bags, part.dim, dtype=torch.int64)
+        read.append(winners)
+    return call_fields(ids, offsets, weights, winners, bags)

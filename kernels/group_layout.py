@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from heterps_compile.kernels import cpu_units
-from heterps_compile.kernels.cpu_lookup import FIXED_FIELDS, LookupKernels, fixed_fields
+from heterps_compile.kernels.cpu_lookup import LookupKernels, TableGradient, fixed_fields
 from heterps_compile.kernels.specs import GroupSpec, LookupSpec
 
 MAX_ROWS = 2**31 - 1
@@ -33,34 +32,36 @@ class Job:
 
     table: int
     lookups: range
-    sparse: bool
-    by_frequency: bool
+    gradient: TableGradient
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Look-ups whose tables share (dim, dtype), those of one table side by side, and the kernels that serve them."""
+    """Look-ups whose tables share (dim, dtype), those of one table side by side, and the kernels that serve them.
+
+    ``lookups`` are positions in the spec, ``slots`` the same look-ups as positions in ``Layout.served``.
+    """
 
     kernels: LookupKernels
     dim: int
     dtype: torch.dtype
     lookups: tuple[int, ...]
+    slots: tuple[int, ...]
     jobs: tuple[Job, ...]
     fixed: array[int]
-
-    def fixed_of(self, positions: Sequence[int]) -> array[int]:
-        """The ``Fixed`` structs of some look-ups of this part."""
-        chosen = array("q")
-        for at in positions:
-            chosen.extend(self.fixed[at * FIXED_FIELDS : (at + 1) * FIXED_FIELDS])
-        return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``parts`` run on kernels; ``leftover`` are look-ups for the reference."""
+    """``parts`` run on kernels and together serve the look-ups ``served``, whose output rows are ``dims`` wide.
+
+    ``leftover`` are look-ups for the reference. ``dtype`` is None if the served tables differ in it.
+    """
 
     parts: tuple[Part, ...]
+    served: tuple[int, ...]
+    dims: tuple[int, ...]
+    dtype: torch.dtype | None
     leftover: tuple[int, ...]
 
 
@@ -83,14 +84,24 @@ def make_layout(spec: GroupSpec, keys: tuple[TableKey | None, ...]) -> Layout:
             leftover.append(index)
         else:
             shapes.setdefault((key[1][1], key[3]), []).append(index)
+    kernels = {shape: cpu_units.lookup_kernels(*shape) for shape in shapes}
+    for shape in [shape for shape, found in kernels.items() if found is None]:
+        leftover.extend(shapes.pop(shape))
+    dims = {index: dim for (dim, _), lookups in shapes.items() for index in lookups}
+    served = tuple(sorted(dims))
     parts = []
-    for (dim, dtype), lookups in shapes.items():
-        kernels = cpu_units.lookup_kernels(dim, dtype)
-        if kernels is None:
-            leftover.extend(lookups)
-        else:
-            parts.append(_make_part(spec, keys, lookups, kernels))
-    return Layout(tuple(parts), tuple(leftover))
+    for shape, lookups in shapes.items():
+        found = kernels[shape]
+        assert found is not None
+        parts.append(_make_part(spec, keys, lookups, found, served))
+    dtypes = {part.dtype for part in parts}
+    return Layout(
+        parts=tuple(parts),
+        served=served,
+        dims=tuple(dims[index] for index in served),
+        dtype=dtypes.pop() if len(dtypes) == 1 else None,
+        leftover=tuple(sorted(leftover)),
+    )
 
 
 def _has_kernels(lookup: LookupSpec, key: TableKey, uses: int, *, lazy: bool) -> bool:
@@ -114,27 +125,41 @@ def _has_kernels(lookup: LookupSpec, key: TableKey, uses: int, *, lazy: bool) ->
     return lazy or not (lookup.sparse and (lookup.scale_grad_by_freq or lookup.mode == "max"))
 
 
-def _make_part(spec: GroupSpec, keys: tuple[TableKey | None, ...], lookups: list[int], kernels: LookupKernels) -> Part:
+def _make_part(
+    spec: GroupSpec,
+    keys: tuple[TableKey | None, ...],
+    lookups: list[int],
+    kernels: LookupKernels,
+    served: tuple[int, ...],
+) -> Part:
     by_table: dict[int, list[int]] = {}
     for index in lookups:
         by_table.setdefault(spec.lookups[index].table, []).append(index)
-    order = [index for group in by_table.values() for index in group]
-    jobs, at = [], 0
-    for table, group in by_table.items():
-        jobs.append(
-            Job(
-                table,
-                range(at, at + len(group)),
-                spec.lazy or all(spec.lookups[index].sparse for index in group),
-                any(spec.lookups[index].scale_grad_by_freq for index in group),
-            )
-        )
-        at += len(group)
+    jobs: list[Job] = []
+    order: list[int] = []
     fixed = array("q")
-    for index in order:
-        key = keys[spec.lookups[index].table]
+    for table, group in by_table.items():
+        key = keys[table]
         assert key is not None
-        fixed.extend(fixed_fields(spec.lookups[index], key[0], key[1][0]))
-    first = keys[spec.lookups[order[0]].table]
-    assert first is not None
-    return Part(kernels, first[1][1], first[3], tuple(order), tuple(jobs), fixed)
+        address, shape, _, dtype = key
+        members = [spec.lookups[index] for index in group]
+        gradient = TableGradient(
+            shape=shape,
+            dtype=dtype,
+            num_lookups=len(group),
+            sparse=spec.lazy or all(lookup.sparse for lookup in members),
+            by_frequency=any(lookup.scale_grad_by_freq for lookup in members),
+        )
+        jobs.append(Job(table, range(len(order), len(order) + len(group)), gradient))
+        order.extend(group)
+        for lookup in members:
+            fixed.extend(fixed_fields(lookup, address, shape[0]))
+    return Part(
+        kernels=kernels,
+        dim=shape[1],
+        dtype=dtype,
+        lookups=tuple(order),
+        slots=tuple(served.index(index) for index in order),
+        jobs=tuple(jobs),
+        fixed=fixed,
+    )

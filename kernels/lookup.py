@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from heterps_compile.kernels import reference
-from heterps_compile.kernels.cpu_lookup import BadOffsets
 from heterps_compile.kernels.cpu_units import prepare
-from heterps_compile.kernels.group_call import GroupCall, make_call
+from heterps_compile.kernels.group_call import BadOffsets, GroupCall, make_call
 from heterps_compile.kernels.specs import GroupSpec, LookupSpec
 
 __all__ = ["GroupSpec", "LookupSpec", "lookup_group", "prepare"]
