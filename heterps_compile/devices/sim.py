@@ -19,7 +19,8 @@ import torch
 # Tried on torch 2.13.0: registers the device type PrivateUse1 as one written in Python.
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from heterps_compile.devices.sim_tensor import WHOLE, SimTensor, Transfers, dispatch, on_cpu, transfers
+from heterps_compile.devices.sim_tensor import WHOLE, SimTensor, dispatch, map_tensors, run_whole
+from heterps_compile.devices.transfers import Transfers, transfers
 from heterps_compile.errors import DeviceError
 
 __all__ = ["DEVICE_NAME", "SimTensor", "Transfers", "install", "is_installed", "transfers"]
@@ -148,57 +149,8 @@ def _plain(op: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: dispatch(op, args, kwargs)
 
 
-class _OnHost(torch.autograd.Function):
-    """The CPU tensor inside a tensor on ``sim``, sharing memory; the gradient goes the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: SimTensor) -> torch.Tensor:
-        """Unwrap."""
-        return tensor._inner.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Wrap."""
-        return _on_sim(gradients[0])
-
-
-class _OnSim(torch.autograd.Function):
-    """A CPU tensor seen as one on ``sim``, sharing memory; the gradient goes the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        """Wrap."""
-        return SimTensor(tensor.detach())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Unwrap."""
-        return _on_host(gradients[0])
-
-
-_on_host: Any = _OnHost.apply
-_on_sim: Any = _OnSim.apply
-
-
 def _whole(op: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _map(
-            lambda tensor: _on_host(tensor) if isinstance(tensor, SimTensor) else tensor, (args, kwargs)
-        )
-        return _map(_on_sim, on_cpu(op, args, kwargs))
-
-    return run
-
-
-def _map(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """``change`` applied to every tensor in nested tuples, lists and dicts."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_map(change, item) for item in value)
-    if isinstance(value, dict):
-        return {name: _map(change, item) for name, item in value.items()}
-    return value
+    return lambda *args, **kwargs: run_whole(op, args, kwargs)
 
 
 def _cast(op: Any, rule: Callable[[list[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
@@ -206,11 +158,13 @@ def _cast(op: Any, rule: Callable[[list[torch.Tensor]], torch.dtype]) -> Callabl
 
     def run(*args: Any, **kwargs: Any) -> Any:
         found: list[torch.Tensor] = []
-        _map(lambda tensor: found.append(tensor) if _may_cast(tensor) else None, (args, kwargs))
+        map_tensors(lambda tensor: found.append(tensor) if _may_cast(tensor) else None, (args, kwargs))
         with torch.autocast(DEVICE_NAME, enabled=False):
             if found:
                 dtype = rule(found)
-                args, kwargs = _map(lambda tensor: tensor.to(dtype) if _may_cast(tensor) else tensor, (args, kwargs))
+                args, kwargs = map_tensors(
+                    lambda tensor: tensor.to(dtype) if _may_cast(tensor) else tensor, (args, kwargs)
+                )
             return op(*args, **kwargs)
 
     return run

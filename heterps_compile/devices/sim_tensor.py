@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from torch._compile import _disable_dynamo
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import get_alias_info, return_and_correct_aliasing
 
+from heterps_compile.devices.transfers import ODOMETER
 from heterps_compile.errors import DeviceError
 
 CPU = torch.device("cpu")
@@ -45,54 +44,6 @@ _INDEXING = (
     _ATEN.index_put_.default,
     _ATEN._index_put_impl_.default,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Transfers:
-    """What has crossed between CPU and ``sim`` since the start; subtract an earlier value to measure a span."""
-
-    num_to_sim: int = 0
-    bytes_to_sim: int = 0
-    num_to_cpu: int = 0
-    bytes_to_cpu: int = 0
-
-    def __sub__(self, earlier: Transfers) -> Transfers:
-        return Transfers(
-            num_to_sim=self.num_to_sim - earlier.num_to_sim,
-            bytes_to_sim=self.bytes_to_sim - earlier.bytes_to_sim,
-            num_to_cpu=self.num_to_cpu - earlier.num_to_cpu,
-            bytes_to_cpu=self.bytes_to_cpu - earlier.bytes_to_cpu,
-        )
-
-
-class _Odometer:
-    """Running totals for the one device of this process; autograd moves gradients from threads of its own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.total = Transfers()
-
-    def count(self, moved: torch.Tensor, *, to_sim: bool) -> None:
-        """Add one crossing of a real tensor; tracing with fake tensors moves nothing."""
-        if type(moved) not in (torch.Tensor, torch.nn.Parameter):
-            return
-        size = 0 if moved.layout is not torch.strided else moved.numel() * moved.element_size()
-        with self._lock:
-            now = self.total
-            self.total = Transfers(
-                num_to_sim=now.num_to_sim + to_sim,
-                bytes_to_sim=now.bytes_to_sim + size * to_sim,
-                num_to_cpu=now.num_to_cpu + (not to_sim),
-                bytes_to_cpu=now.bytes_to_cpu + size * (not to_sim),
-            )
-
-
-_ODOMETER = _Odometer()
-
-
-def transfers() -> Transfers:
-    """The running totals of what crossed between CPU and ``sim`` in this process."""
-    return _ODOMETER.total
 
 
 class SimTensor(torch.Tensor):
@@ -136,6 +87,10 @@ class SimTensor(torch.Tensor):
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Any], meta: Any, size: Any, stride: Any) -> SimTensor:
         return SimTensor(inner["_inner"])
+
+    def _stable_hash_for_caching(self) -> str:
+        inner = self._inner
+        return repr((type(self), inner.dtype, inner.layout, inner.size(), inner.stride(), self.requires_grad))
 
     @property
     def data(self) -> torch.Tensor:
@@ -202,13 +157,13 @@ class SimTensor(torch.Tensor):
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one operator that involves ``sim``: unwrap, let the CPU compute, wrap. Raises :class:`DeviceError`."""
     if _is_composite(func):
-        return func.decompose(*args, **kwargs)
+        return func.decompose(*args, **kwargs) if _concerns_devices(func) else _run_under_inference(func, args, kwargs)
     if func is _ATEN._to_copy.default:
         return _to_copy(*args, **kwargs)
     if func is _ATEN.copy_.default:
         return _copy_(*args, **kwargs)
     if func is _ATEN._local_scalar_dense.default:
-        _ODOMETER.count(args[0]._inner, to_sim=False)
+        ODOMETER.count(args[0]._inner, to_sim=False)
     wanted = kwargs.get("device")
     inner_args, inner_kwargs = _unwrap_all(func, args, kwargs)
     written = [outer for outer in _written(func, args, kwargs) if _is_ours(func, outer)]
@@ -219,6 +174,17 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _wrap(out, {id(outer._inner): _follow(outer) for outer in written})
     out = _wrap(out, {})
     return _share_storage(func, args, kwargs, out) if _is_view(func) else out
+
+
+def _run_under_inference(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A composite operator as a whole: how matmul rounds depends on whether a view of a weight still knows its base.
+
+    The guard lets the CPU record that, as it does above this file.
+    """
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        out = on_cpu(func, *_map_hosts(func, args, kwargs))
+    written = [outer for outer in _written(func, args, kwargs) if _is_ours(func, outer)]
+    return _wrap(out, {id(outer._inner): _follow(outer) for outer in written})
 
 
 def on_cpu(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -233,7 +199,7 @@ def _to_copy(source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     device = kwargs.pop("device", None) or source.device
     inner = source._inner if isinstance(source, SimTensor) else source
     if device.type != source.device.type:
-        _ODOMETER.count(inner, to_sim=device.type == "sim")
+        ODOMETER.count(inner, to_sim=device.type == "sim")
     target = CPU if device.type == "sim" else device
     copied = on_cpu(_ATEN._to_copy.default, (inner,), {**kwargs, "device": target})
     return SimTensor(copied) if device.type == "sim" else copied
@@ -242,7 +208,7 @@ def _to_copy(source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
 def _copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     to, of = (tensor._inner if isinstance(tensor, SimTensor) else tensor for tensor in (target, source))
     if target.device.type != source.device.type:
-        _ODOMETER.count(of, to_sim=target.device.type == "sim")
+        ODOMETER.count(of, to_sim=target.device.type == "sim")
     on_cpu(_ATEN.copy_.default, (to, of, non_blocking), {})
     return target
 
@@ -261,7 +227,7 @@ def _index(index: Any) -> Any:
     if isinstance(index, SimTensor):
         return index._inner
     if isinstance(index, torch.Tensor):
-        _ODOMETER.count(index, to_sim=True)
+        ODOMETER.count(index, to_sim=True)
     return index
 
 
@@ -327,7 +293,15 @@ def _is_ours(func: Any, outer: Any) -> bool:
 def _is_composite(func: Any) -> bool:
     """Whether torch defines ``func`` by other operators. Such arrive whole only under inference mode."""
     kernel = torch._C.DispatchKey.CompositeImplicitAutograd  # tried on torch 2.13.0, as is decompose() above
-    return func.name() not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), kernel)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), kernel)
+
+
+@functools.cache
+def _concerns_devices(func: Any) -> bool:
+    """Whether ``func`` asks where tensors are, or only for their shapes, so that operands may sit on two devices."""
+    name = func._schema.name.removeprefix("aten::")
+    asks = any(str(argument.type) in ("Device", "Optional[Device]") for argument in func._schema.arguments)
+    return asks or name in ("to", "type_as", "expand_as", "view_as", "reshape_as", "_has_compatible_shallow_copy_type")
 
 
 @functools.cache
@@ -351,3 +325,62 @@ def _wrap(out: Any, known: dict[int, SimTensor]) -> Any:
     if isinstance(out, (list, tuple)):
         return type(out)(_wrap(item, known) for item in out)
     return out
+
+
+class _OnHost(torch.autograd.Function):
+    """The CPU tensor inside a tensor on ``sim``, sharing memory; the gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: SimTensor) -> torch.Tensor:
+        """Unwrap."""
+        return tensor._inner.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Wrap."""
+        return _on_sim(gradients[0])
+
+
+class _OnSim(torch.autograd.Function):
+    """A CPU tensor seen as one on ``sim``, sharing memory; the gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """Wrap."""
+        return SimTensor(tensor.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Unwrap."""
+        return _on_host(gradients[0])
+
+
+_on_host: Any = _OnHost.apply
+_on_sim: Any = _OnSim.apply
+
+
+def run_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composite operator on the CPU tensors inside, with their own autograd. Raises :class:`DeviceError`."""
+    return map_tensors(_on_sim, on_cpu(op, *_map_hosts(op, args, kwargs)))
+
+
+def _map_hosts(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def host(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, SimTensor):
+            return _guest(op, tensor)
+        if torch.is_grad_enabled():
+            return _on_host(tensor)  # type: ignore[no-any-return]
+        return tensor._inner.detach().requires_grad_() if tensor.requires_grad else tensor._inner
+
+    return map_tensors(host, (args, kwargs))  # type: ignore[no-any-return]
+
+
+def map_tensors(change: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """``change`` applied to every tensor in nested tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(change, item) for item in value)
+    if isinstance(value, dict):
+        return {name: map_tensors(change, item) for name, item in value.items()}
+    return value

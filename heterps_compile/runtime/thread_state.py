@@ -77,7 +77,7 @@ def is_bound_to_this_thread() -> bool:
     return bool(
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
-        or torch._C._autograd._top_saved_tensors_default_hooks(True)
+        or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         or torch.autograd.forward_ad._current_level >= 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
