@@ -140,7 +140,7 @@ class _Book:
         if lookups:
             tables = dict.fromkeys(lookup.table for lookup in lookups)
             width = self.by_name[lookups[0].table].meta["example_value"].shape[-1]
-            return f"emb[{len(tables)} table{'s' * (len(tables) > 1)} x {width}]"
+            return f"emb({len(tables)} table{'s' * (len(tables) > 1)} x {width})"
         anchor = self.anchor(group)
         stack, path = call_stack(anchor), self.path(anchor)
         calls = {s[-1][0] for node in group if self.kinds[node] not in CHEAP and (s := call_stack(node))}

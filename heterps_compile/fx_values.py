@@ -102,7 +102,7 @@ def parameter_names(gm: fx.GraphModule, example_inputs: Sequence[object]) -> fro
 
 
 def batch_size(gm: fx.GraphModule, parameters: frozenset[str]) -> int:
-    """The leading size that most inputs share, of those an output has too if any has; parameters do not count; else 1."""
+    """The leading size most inputs (not parameters) share, of those an output has too if any has; 1 without inputs."""
     leading = Counter(sizes[0] for node in placeholders(gm) if node.name not in parameters and (sizes := shape(node)))
     output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
     returned = {sizes[0] for node in output.all_input_nodes if (sizes := shape(node))}

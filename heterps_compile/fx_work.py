@@ -76,7 +76,10 @@ def forward_flops(node: fx.Node, kind: OpKind) -> float:
 
 
 def _lookup_work(node: fx.Node) -> Work:
-    """Rows read and results written; backward reads the results' gradients and writes rows' gradients."""
+    """Rows read and results written; backward reads the results' gradients and writes rows' gradients.
+
+    A gradient that is not sparse is as large as its table, and written whole.
+    """
     ids, table = argument(node, 0, "input"), argument(node, 1, "weight")
     if node.target is torch.embedding:
         ids, table = table, ids
@@ -85,11 +88,12 @@ def _lookup_work(node: fx.Node) -> Work:
     elements = float(numel(ids) * shape(table)[-1])
     moved = elements * num_bytes(table) / max(1, numel(table)) + num_bytes(ids) + num_bytes(node)
     learns = requires_grad(node)
+    whole = 0 if argument(node, 7 if op_name(node) == "embedding_bag" else 6, "sparse", False) else num_bytes(table)
     return Work(
         forward_flops=elements if op_name(node) == "embedding_bag" else 0.0,
         backward_flops=elements if learns else 0.0,
         forward_bytes=moved,
-        backward_bytes=moved if learns else 0.0,
+        backward_bytes=moved + whole if learns else 0.0,
     )
 
 

@@ -278,7 +278,7 @@ def _coarsen(quotient: Quotient, facts: _Facts, lookups: set[int], max_layers: i
 
 
 def _neighbour(quotient: Quotient, group: int, weight: dict[int, float], lookups: set[int]) -> int | None:
-    """The lightest neighbour that is safe to contract with; one next in rank but not joined by an edge counts double."""
+    """The lightest neighbour that is safe to contract with; one only next in rank, without an edge, counts double."""
     linked = (quotient.last_predecessor(group), quotient.first_successor(group))
     near = {other: 2.0 for other in quotient.beside(group) if other not in lookups}
     near.update((other, 1.0) for other in linked if other is not None and other not in lookups)

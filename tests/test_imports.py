@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "heterps_compile"
 FOLDERS = {PACKAGE: PACKAGE, f"{PACKAGE}.passes": "passes", f"{PACKAGE}.kernels": "kernels"}
 
-DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plan", "options")
-FACTS = ("fx", "quotient")  # fx_*.py: facts about FX nodes, for several passes
+DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plan", "options", "row_split")
+FACTS = ("fx", "quotient", "cache", "calibrate")  # fx_*.py: facts about FX nodes, for several passes
 EQUATIONS = ("cost_model", "provision")
 ENGINE = ("runtime", "devices", "optim", "data", "models", "metrics", "report", "export")
 BELOW_PASSES = ("errors", *DATA, *FACTS, *EQUATIONS)

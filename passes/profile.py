@@ -1,0 +1,236 @@
+"""What each layer costs on each resource type: measured where the device is here, estimated from rates where not.
+
+Enters: a Dynamo graph, its layers and a cluster. Leaves: a :class:`~heterps_compile.costs.CostTable` for the batch size
+of the graph; every entry says whether it was measured. Refused: nothing; a layer that cannot run alone is estimated.
+
+Compute time is forward and backward on one unit. Communication time is ``latency + batch * (bytes of table rows touched
++ input bytes) / network rate``: a stage pulls the rows and activations it reads (ODT of the paper's cost model). The
+parallel parts alpha and beta are what shrinks with more units; a fixed part per operation, or a latency, does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from heterps_compile import cache
+from heterps_compile.cluster import ASSUMED_LATENCY_S, ASSUMED_NETWORK_BYTES_PER_S, Cluster, ResourceType
+from heterps_compile.costs import CostLayer, CostTable, LayerCost
+from heterps_compile.fx_run import LayerRun, measure
+from heterps_compile.graph import Layer, LayerGraph
+
+EFFICIENCY: dict[str, tuple[float, float]] = {
+    "embedding": (0.5, 0.3),
+    "linear": (0.6, 0.7),
+    "conv": (0.5, 0.7),
+    "matmul": (0.3, 0.6),
+    "attention": (0.4, 0.6),
+    "recurrent": (0.3, 0.6),
+    "norm": (0.2, 0.6),
+    "pointwise": (0.2, 0.7),
+    "reduction": (0.2, 0.7),
+    "loss": (0.2, 0.6),
+    "other": (0.2, 0.5),
+}
+"""Part of a unit's rates that a kind of layer reaches: (FLOP/s, byte/s). Rows are gathered at random: 0.3 of the stream
+rate for rows of 64 bytes on the CPU this was tried on; the rest are the usual range of eager kernels."""
+
+OVERHEAD_S = {"cpu": 4e-6, "accelerator": 1e-5}
+"""Fixed time of one operation (dispatch; launch and its share of the backward's), whatever the batch."""
+BACKWARD_OPERATIONS = 1.5
+"""Backward operations per forward operation."""
+MAX_PARALLEL = 0.999
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """``measure`` layers on the devices that are here, ``estimate`` from rates alone, or ``auto``: measure when there
+    is a choice of types to make.
+
+    ``remember`` keeps measurements on disk, keyed by content, machine and torch version.
+    """
+
+    mode: Literal["auto", "measure", "estimate"] = "auto"
+    remember: bool = True
+
+    def __call__(self, gm: fx.GraphModule, graph: LayerGraph, cluster: Cluster) -> CostTable:
+        """One entry per layer and type."""
+        measuring = self.mode == "measure" or (self.mode == "auto" and len(cluster) > 1)
+        costs: dict[str, dict[str, LayerCost]] = {layer.name: {} for layer in graph}
+        for resource in cluster:
+            measured = self._measure(gm, graph, resource) if measuring and device_of(resource) else {}
+            for layer in graph:
+                costs[layer.name][resource.name] = measured.get(layer.name) or estimate(
+                    layer, resource, graph.batch_size
+                )
+        return CostTable(
+            batch_size=graph.batch_size,
+            resources=cluster.resources,
+            layers=tuple(_cost_layer(layer) for layer in graph),
+            costs=costs,
+            edges=graph.edges,
+            bound=graph.bound,
+        )
+
+    def _measure(self, gm: fx.GraphModule, graph: LayerGraph, resource: ResourceType) -> dict[str, LayerCost]:
+        """Layers that run alone; equal content is measured once."""
+        device = device_of(resource)
+        assert device is not None
+        found: dict[str, tuple[float, float] | None] = {}
+        costs: dict[str, LayerCost] = {}
+        for layer in graph:
+            run = LayerRun(gm, layer)
+            key = _machine_key(device, run.key, graph.batch_size)
+            if key not in found:
+                prior = estimate(layer, resource, graph.batch_size).compute_parallel
+                found[key] = self._recall(key) or _fit(run, graph.batch_size, device, prior)
+                self._keep(key, found[key])
+            if (fit := found[key]) is not None:
+                costs[layer.name] = _measured_cost(layer, resource, graph.batch_size, *fit)
+        return costs
+
+    def _recall(self, key: str) -> tuple[float, float] | None:
+        saved = cache.load("profiles", key) if self.remember else None
+        try:
+            return (float(saved["compute_s"]), float(saved["compute_parallel"])) if saved else None
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def _keep(self, key: str, fit: tuple[float, float] | None) -> None:
+        if self.remember and fit is not None:
+            cache.save("profiles", key, {"compute_s": fit[0], "compute_parallel": fit[1]})
+
+
+def device_of(resource: ResourceType) -> torch.device | None:
+    """The device here that is one unit of this type, or None. Time on the simulated accelerator means nothing."""
+    if resource.device == "cpu":
+        return torch.device("cpu")
+    if resource.device == "cuda" and torch.cuda.is_available():
+        named = torch.cuda.get_device_name().lower()
+        return torch.device("cuda") if all(part in named for part in resource.name.lower().split("-")) else None
+    return None
+
+
+def estimate(layer: Layer, resource: ResourceType, batch_size: int) -> LayerCost:
+    """Roofline: the slower of computing and moving bytes at the kind's efficiency, and a fixed time per operation.
+
+    A type without rates takes those of 1e10 FLOP/s and 1e10 byte/s, so that layers still compare.
+    """
+    compute, memory = EFFICIENCY[layer.kind]
+    flops = batch_size * (layer.forward_flops_per_sample + layer.backward_flops_per_sample)
+    moved = batch_size * (layer.forward_bytes_per_sample + layer.backward_bytes_per_sample)
+    work_s = max(
+        flops / (compute * (resource.flops_per_s or 1e10)), moved / (memory * (resource.memory_bytes_per_s or 1e10))
+    )
+    once_s = OVERHEAD_S["accelerator" if resource.is_accelerator else "cpu"]
+    backward = BACKWARD_OPERATIONS if layer.backward_bytes_per_sample else 0.0
+    fixed_s = once_s * (1 + backward) * _num_operations(layer)
+    return LayerCost(
+        compute_s=work_s + fixed_s,
+        compute_parallel=min(MAX_PARALLEL, work_s / (work_s + fixed_s)),
+        source="estimated",
+        **_communication(layer, resource, batch_size),
+    )
+
+
+def _num_operations(layer: Layer) -> int:
+    """Operations that launch something: look-ups of a group are one call each; views are counted, at most two each."""
+    return max(1, len(layer.lookups) or len(layer.nodes))
+
+
+def _communication(layer: Layer, resource: ResourceType, batch_size: int) -> dict[str, float]:
+    rows = layer.touched_bytes_per_sample if layer.lookups else 0.0
+    rate = resource.network_bytes_per_s or ASSUMED_NETWORK_BYTES_PER_S
+    moved_s = batch_size * (rows + layer.input_bytes_per_sample) / rate
+    total_s = moved_s + ASSUMED_LATENCY_S
+    return {"communication_s": total_s, "communication_parallel": min(MAX_PARALLEL, moved_s / total_s)}
+
+
+def _measured_cost(
+    layer: Layer, resource: ResourceType, batch_size: int, compute_s: float, parallel: float
+) -> LayerCost:
+    return LayerCost(
+        compute_s=compute_s,
+        compute_parallel=parallel,
+        source="measured",
+        **_communication(layer, resource, batch_size),
+    )
+
+
+def _fit(run: LayerRun, batch_size: int, device: torch.device, prior: float) -> tuple[float, float] | None:
+    """Seconds on one unit, and alpha from less work per unit: more cores, or half the batch. None if it cannot run.
+
+    More cores that take longer than one say that others use them now, not that the layer is serial: left out.
+    """
+    one, cores = (1, _cores()) if device.type == "cpu" else (None, 1)
+    counts = _core_counts(cores)
+    try:
+        inputs = run.inputs(batch_size, False, device)
+        variants: list[tuple[Sequence[Any], int | None]] = [(inputs, one), *((inputs, count) for count in counts)]
+        shares = [1.0, *(1 / count for count in counts)]
+        if batch_size > 1 and (half := _half(run, batch_size, device)) is not None:
+            variants.append((half, one))
+            shares.append(0.5)
+        whole, *less = measure(run, variants)
+    except Exception:  # whatever a sub-graph raises on synthetic inputs: the cost says that it is an estimate
+        return None
+    points = [(share, timing.best_s / whole.best_s) for share, timing in zip(shares[1:], less, strict=True)]
+    return whole.median_s, parallel_part([(share, took) for share, took in points if took < 1], prior)
+
+
+def _half(run: LayerRun, batch_size: int, device: torch.device) -> list[Any] | None:
+    """Inputs of half the batch; None where the sub-graph has the batch size written into it."""
+    try:
+        inputs = run.inputs(batch_size, True, device)
+        with torch.no_grad(), torch.random.fork_rng():
+            run.module(*inputs)
+    except Exception:  # any operation may refuse any shape
+        return None
+    return inputs
+
+
+def parallel_part(points: Sequence[tuple[float, float]], prior: float) -> float:
+    """Least-squares alpha of ``time = 1 - alpha + alpha * share`` from (share of the work per unit, relative time).
+
+    The estimate joins as one more observation, at half the work: two cores say little about hundreds.
+    """
+    points = [*points, (0.5, 1 - 0.5 * prior)]
+    weight = sum((1 - share) ** 2 for share, _ in points)
+    alpha = sum((1 - share) * (1 - took) for share, took in points) / weight
+    return min(MAX_PARALLEL, max(0.0, alpha))
+
+
+def _core_counts(cores: int) -> list[int]:
+    """2, 4, 8 ... and all cores."""
+    counts = [2**power for power in range(1, 8) if 2**power < cores]
+    return [*counts, cores] if cores > 1 else []
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _machine_key(device: torch.device, content: str, batch_size: int) -> str:
+    where = platform.processor() or platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    text = f"{where} {_cores()} {device.type} {torch.__version__} {batch_size} {content}"
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _cost_layer(layer: Layer) -> CostLayer:
+    return CostLayer(
+        name=layer.name,
+        kind=layer.kind,
+        parameter_bytes=layer.parameter_bytes,
+        state_bytes=2 * layer.parameter_bytes if layer.lookups else 3 * layer.parameter_bytes,
+        touched_bytes_per_sample=layer.touched_bytes_per_sample if layer.lookups else 0.0,
+        input_bytes_per_sample=layer.input_bytes_per_sample,
+        output_bytes_per_sample=layer.output_bytes_per_sample,
+        intensity_flop_per_byte=layer.intensity_flop_per_byte,
+    )
