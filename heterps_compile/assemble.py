@@ -6,18 +6,20 @@ runs as a plain call; several run through the local pipeline, split into microba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from heterps_compile.compiled import CompiledGraph, LayerReport, Report
-from heterps_compile.devices.move import move_in_place
+from heterps_compile.compiled import CompiledGraph, LayerReport, Report, Run
+from heterps_compile.fx_ops import is_random
+from heterps_compile.fx_values import placeholders
 from heterps_compile.graph import LayerGraph
 from heterps_compile.options import Options
 from heterps_compile.passes.batch_axis import BatchAxis
 from heterps_compile.passes.lower import LoweredStage
+from heterps_compile.placing import Place, placer
 from heterps_compile.plan import Plan
 from heterps_compile.runtime.local import LocalPipeline, StageProgram
 from heterps_compile.runtime.row_split import RowSplit
@@ -44,24 +46,27 @@ def assemble(
             run=stage.run,
             inputs=stage.stage.inputs,
             outputs=stage.stage.outputs,
+            uses_rng=any(is_random(node, stage.stage.module) for node in stage.stage.module.graph.nodes),
         )
         for stage in lowered
     )
-    inputs = tuple(node.name for node in gm.graph.nodes if node.op == "placeholder")
+    inputs = tuple(node.name for node in placeholders(gm))
+    static = static_inputs(gm, example_inputs)
     pipeline = LocalPipeline(
         stages=programs,
         inputs=inputs,
         outputs=_outputs(gm),
         home=site.home,
+        resident=tuple(inputs[index] for index in static),
         row_split=rows,
         num_microbatches=options.microbatches,
     )
-    static = static_inputs(gm, example_inputs)
+    place = placer(_homes(inputs, static, lowered, site))
     return CompiledGraph(
         report=_report(graph, plan, lowered, microbatches),
         run=pipeline,
-        prepare=_placer(inputs, static, lowered, site),
-        first_call=_verified(pipeline, gm, inputs) if options.verify == "first_call" else None,
+        prepare=place,
+        first_call=_verified(pipeline, place, gm, inputs) if options.verify == "first_call" else None,
         close=pipeline.close,
         static_inputs=static,
     )
@@ -99,33 +104,26 @@ def _row_split(
     return verdict.row_split, str(options.microbatches)
 
 
-def _placer(
+def _homes(
     inputs: Sequence[str], static: Sequence[int], lowered: Sequence[LoweredStage], site: Site
-) -> Callable[[tuple[Any, ...]], None] | None:
-    """Moves each parameter to the device of the stage that reads it; None where all of them are at home."""
-    wanted: dict[str, torch.device] = {name: stage.stage.cut.device for stage in lowered for name in stage.stage.inputs}
-    moves = tuple(
-        (index, wanted[inputs[index]])
-        for index in static
-        if inputs[index] in wanted and wanted[inputs[index]].type != site.home.type
-    )
-    if not moves:
-        return None
-
-    def place(args: tuple[Any, ...]) -> None:
-        for index, device in moves:
-            if args[index].device.type != device.type:
-                move_in_place(args[index], device)
-
-    return place
+) -> list[tuple[int, torch.device]]:
+    """The parameters and buffers that stages away from the caller's device read, with their devices."""
+    wanted = {name: stage.stage.cut.device for stage in lowered for name in stage.stage.inputs}
+    pairs = ((index, wanted.get(inputs[index], site.home)) for index in static)
+    return [(index, device) for index, device in pairs if device.type != site.home.type]
 
 
-def _verified(
-    run: Callable[..., tuple[Any, ...]], gm: fx.GraphModule, inputs: Sequence[str]
-) -> Callable[..., tuple[Any, ...]]:
+def _verified(pipeline: LocalPipeline, place: Place | None, gm: fx.GraphModule, inputs: Sequence[str]) -> Run:
+    """The first call: compare with the graph as Dynamo made it, then run."""
+
+    def placed(*args: Any) -> tuple[Any, ...]:
+        if place is not None:
+            place(args)
+        return pipeline(*args)
+
     def first(*args: Any) -> tuple[Any, ...]:
-        compare_with_eager(run, gm.forward, args, inputs)
-        return run(*args)
+        compare_with_eager(placed, gm.forward, args, inputs)
+        return pipeline(*args)
 
     return first
 

@@ -20,7 +20,7 @@ from heterps_compile.adopt import adopt
 from heterps_compile.assemble import assemble, uncompiled
 from heterps_compile.capture import ended_by
 from heterps_compile.compiled import CompiledGraph, alive, remember
-from heterps_compile.errors import GraphError, HeterpsError, HeterpsWarning, LoweringError
+from heterps_compile.errors import GraphError, HeterpsError, HeterpsWarning, InfeasibleError, LoweringError
 from heterps_compile.options import Options
 from heterps_compile.passes.lower import Lower
 from heterps_compile.passes.profile import Profile

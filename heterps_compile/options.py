@@ -150,7 +150,7 @@ def _flag(name: str, value: object) -> bool:
 def _one_of(*allowed: str) -> Any:
     def read(name: str, value: object) -> str:
         if value not in allowed:
-            close = difflib.get_close_matches(str(value), allowed, n=1)
+            close = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else ""
             raise OptionError(f"option {name} is {value!r} (allowed: {', '.join(allowed)})", hint=hint)
         return str(value)

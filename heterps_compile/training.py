@@ -93,7 +93,9 @@ def flush(model: nn.Module) -> None:
 def _warn_of_backward_hooks(model: nn.Module) -> None:
     reason = why_no_graph(model)
     if "backward hook" in reason:
-        warnings.warn(f"{type(model).__name__} will run in eager: {reason}", HeterpsWarning, stacklevel=3)
+        warnings.warn(
+            f"{type(model).__name__} will run in eager, whole or in part: {reason}", HeterpsWarning, stacklevel=3
+        )
 
 
 def _describe(value: object) -> str:

@@ -7,6 +7,7 @@ be had, the layer runs in eager and says why; ``strict`` refuses instead.
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -17,10 +18,10 @@ import torch
 from torch import fx, nn
 
 from heterps_compile.errors import LoweringError
-from heterps_compile.fx_ops import written
+from heterps_compile.fx_ops import argument, op_name, written
 from heterps_compile.graph import Layer, Lookup
 from heterps_compile.kernels.lookup import lookup_group
-from heterps_compile.kernels.specs import GroupSpec, LookupSpec
+from heterps_compile.kernels.specs import GroupSpec, Layout, LookupSpec
 from heterps_compile.stage_graph import StageGraph
 
 
@@ -57,8 +58,7 @@ class LookupGroup(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lower:
-    """``lazy_tables`` lets gradients of ``sparse=False`` tables stay sparse (the optimizer then applies them exactly).
-    """
+    """``lazy_tables`` lets gradients of ``sparse=False`` tables stay sparse (the optimizer then applies them exactly)."""
 
     strict: bool = False
     lazy_tables: bool = False
@@ -88,61 +88,95 @@ class Lower:
 
 def _group_lookups(module: fx.GraphModule, layer: Layer, *, lazy: bool) -> tuple[fx.GraphModule, int]:
     """A copy of the stage in which the look-ups of ``layer`` are grouped, and the number of calls they became."""
-    lookups = {lookup.node: lookup for lookup in layer.lookups}
-    graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    attributes: dict[str, Any] = {name: _attribute(module, name) for name in _attribute_names(module)}
-    pending: list[tuple[fx.Node, Lookup]] = []
-    groups = 0
-
-    def flush() -> None:
-        nonlocal groups
-        if pending:
-            name = f"lookups_{layer.name}_{groups}".replace(".", "_")
-            name = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-            attributes[name] = _emit(graph, env, name, pending, lazy=lazy)
-            pending.clear()
-            groups += 1
-
+    writer = _GroupWriter(module, layer, lazy=lazy)
     for node in module.graph.nodes:
-        if node.name in lookups:
-            if any(value in {p for p, _ in pending} for value in node.all_input_nodes):
-                flush()
-            pending.append((node, lookups[node.name]))
-            continue
-        reads_pending = any(value in {p for p, _ in pending} for value in node.all_input_nodes)
+        writer.add(node)
+    writer.graph.lint()
+    return fx.GraphModule(writer.attributes, writer.graph, class_name=type(module).__name__), writer.num_groups
+
+
+class _GroupWriter:
+    """Copies a graph node by node, holding look-ups back until something reads one of them."""
+
+    def __init__(self, module: fx.GraphModule, layer: Layer, *, lazy: bool) -> None:
+        self.graph = fx.Graph()
+        self.attributes = _attributes(module)
+        self.num_groups = 0
+        self._lookups = {lookup.node: lookup for lookup in layer.lookups}
+        self._prefix = "lookups_" + re.sub(r"\W", "_", layer.name)
+        self._lazy = lazy
+        self._new: dict[fx.Node, fx.Node] = {}
+        self._pending: dict[fx.Node, Lookup] = {}
+
+    def add(self, node: fx.Node) -> None:
+        reads_pending = any(value in self._pending for value in node.all_input_nodes)
+        if reads_pending and (rows := _concatenated(node, self._pending)):
+            self._emit_concatenated(node, rows)
+            return
         if reads_pending or node.op == "output" or written(node):
-            flush()
-        env[node] = graph.node_copy(node, lambda n: env[n])
-    graph.lint()
-    return fx.GraphModule(attributes, graph, class_name=type(module).__name__), groups
+            self._emit_pending()
+        if node.name in self._lookups:
+            self._pending[node] = self._lookups[node.name]
+        else:
+            self._new[node] = self.graph.node_copy(node, self._new.__getitem__)
+
+    def _emit_pending(self) -> None:
+        nodes = list(self._pending)
+        if not nodes:
+            return
+        call = self._call(nodes, "separate")
+        for index, node in enumerate(nodes):
+            self._take(call, index, node)
+
+    def _emit_concatenated(self, node: fx.Node, rows: list[fx.Node]) -> None:
+        """The kernel writes its outputs side by side, which is what the ``cat`` or ``stack`` would have made."""
+        call = self._call(rows, "concat")
+        if op_name(node) in ("cat", "concat", "concatenate"):
+            self._take(call, 0, node)
+            return
+        flat = self.graph.call_function(operator.getitem, (call, 0))
+        shape = (len(rows), node.meta["example_value"].shape[-1])
+        self._new[node] = self.graph.call_method("unflatten", (flat, 1, shape))
+        self._keep(node)
+
+    def _take(self, call: fx.Node, index: int, node: fx.Node) -> None:
+        self._new[node] = self.graph.call_function(operator.getitem, (call, index))
+        self._keep(node)
+
+    def _keep(self, node: fx.Node) -> None:
+        self._new[node].meta = dict(node.meta)
+
+    def _call(self, nodes: list[fx.Node], layout: Layout) -> fx.Node:
+        lookups = [self._pending.pop(node) for node in nodes]
+        new = {old.name: node for old, node in self._new.items()}
+        tables = list(dict.fromkeys(lookup.table for lookup in lookups))
+        specs = tuple(_spec(lookup, tables.index(lookup.table)) for lookup in lookups)
+        name = f"{self._prefix}_{self.num_groups}"
+        self.attributes[name] = LookupGroup(GroupSpec(lookups=specs, lazy=self._lazy, layout=layout))
+        self.num_groups += 1
+        arguments = (
+            [new[table] for table in tables],
+            [new[lookup.ids] for lookup in lookups],
+            [new[lookup.offsets] if lookup.offsets else None for lookup in lookups],
+            [new[lookup.per_sample_weights] if lookup.per_sample_weights else None for lookup in lookups],
+        )
+        return self.graph.call_module(name, arguments)
 
 
-def _emit(
-    graph: fx.Graph,
-    env: dict[fx.Node, fx.Node],
-    name: str,
-    pending: list[tuple[fx.Node, Lookup]],
-    *,
-    lazy: bool,
-) -> LookupGroup:
-    by_name = {old.name: new for old, new in env.items()}
-    tables = list(dict.fromkeys(lookup.table for _, lookup in pending))
-    specs = tuple(_spec(lookup, tables.index(lookup.table)) for _, lookup in pending)
-    call = graph.call_module(
-        name,
-        (
-            [by_name[table] for table in tables],
-            [by_name[lookup.ids] for _, lookup in pending],
-            [by_name[lookup.offsets] if lookup.offsets else None for _, lookup in pending],
-            [by_name[lookup.per_sample_weights] if lookup.per_sample_weights else None for _, lookup in pending],
-        ),
-    )
-    for index, (node, _) in enumerate(pending):
-        env[node] = graph.call_function(operator.getitem, (call, index))
-        env[node].meta = dict(node.meta)
-        env[node].name = node.name
-    return LookupGroup(GroupSpec(lookups=specs, lazy=lazy))
+def _concatenated(node: fx.Node, pending: Mapping[fx.Node, Lookup]) -> list[fx.Node]:
+    """The look-ups that ``node`` lays side by side along dim 1; empty when it does anything else, or another reads them."""
+    name = op_name(node)
+    if node.op != "call_function" or name not in ("cat", "concat", "concatenate", "stack"):
+        return []
+    rows = argument(node, 0, "tensors")
+    dim = argument(node, 1, "dim", node.kwargs.get("axis", 0))
+    if not isinstance(rows, list | tuple) or not rows or any(row not in pending or len(row.users) > 1 for row in rows):
+        return []
+    shapes = [row.meta["example_value"].shape for row in rows]
+    width = len(shapes[0])
+    last = dim in ((1, -2) if name == "stack" else (1, -1))
+    same = name != "stack" or len({shape[-1] for shape in shapes}) == 1
+    return list(rows) if width == 2 and last and same and len(set(rows)) == len(rows) else []
 
 
 def _spec(lookup: Lookup, table: int) -> LookupSpec:
@@ -167,12 +201,7 @@ def readable(placeholder: str) -> str:
     return re.sub(r"(^|_)(modules|parameters|buffers)_", ".", name).strip(".")
 
 
-def _attribute_names(module: fx.GraphModule) -> set[str]:
-    return {str(node.target) for node in module.graph.nodes if node.op in ("get_attr", "call_module")}
-
-
-def _attribute(module: fx.GraphModule, name: str) -> Any:
-    value: Any = module
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value
+def _attributes(module: fx.GraphModule) -> dict[str, Any]:
+    """What the graph's get_attr and call_module nodes refer to."""
+    names = {str(node.target) for node in module.graph.nodes if node.op in ("get_attr", "call_module")}
+    return {name: functools.reduce(getattr, name.split("."), module) for name in names}

@@ -24,6 +24,14 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def simulated_accelerator() -> None:
+    """Known before any test runs a backward pass: torch counts devices at the first one of a process."""
+    from heterps_compile.devices import sim
+
+    sim.install()
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     random.seed(0)

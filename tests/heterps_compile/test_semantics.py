@@ -201,12 +201,13 @@ def test_graph_breaks_give_several_graphs_and_explain_says_why() -> None:
 
 
 def test_a_backward_hook_leaves_no_graph_and_is_warned_of() -> None:
-    model = dlrm()
-    model.output.register_full_backward_hook(lambda *_: None)
-    with pytest.warns(heterps_compile.HeterpsWarning, match="output has a full backward hook"):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    model[2].register_full_backward_hook(lambda *_: None)
+    with pytest.warns(heterps_compile.HeterpsWarning, match="2 has a full backward hook"):
         heterps_compile.compile_(model)
-    model(*batch()).sum().backward()
+    model(torch.randn(5, 3)).sum().backward()
     assert not heterps_compile.is_planned(model)
+    assert "full backward hook" in heterps_compile.explain(model)
 
 
 def test_threads_share_a_compiled_model() -> None:
