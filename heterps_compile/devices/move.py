@@ -47,16 +47,16 @@ def move_in_place(tensor: torch.Tensor, device: torch.device | str) -> None:
 
 
 def _refuse_unmovable(tensor: torch.Tensor, device: torch.device) -> None:
-    place = f"{tuple(tensor.shape)} on {tensor.device}"
+    if type(tensor) not in _PLAIN_CLASSES and tensor.device.type != "sim":
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        raise DeviceError(
+            f"cannot move a {kind} from {tensor.device} to {device} in place",
+            hint="plain parameters and buffers can be moved; pin the layers that use this one to their present device",
+        )
     if not tensor.is_leaf:
         raise DeviceError(
-            f"cannot move the result of an operation ({place}, {tensor.grad_fn}) to {device} in place",
+            f"cannot move the result of an operation to {device} in place: {tuple(tensor.shape)} on {tensor.device}",
             hint="only parameters and buffers keep their identity; write tensor = tensor.to(device)",
-        )
-    if type(tensor) not in _PLAIN_CLASSES and tensor.device.type != "sim":
-        raise DeviceError(
-            f"cannot move a {type(tensor).__module__}.{type(tensor).__qualname__} ({place}) to {device} in place",
-            hint="plain parameters and buffers can be moved; pin the layers that use this one to their present device",
         )
 
 
@@ -155,6 +155,6 @@ def tracing_across_devices(device_type: str) -> None:
     from torch._dynamo.callback import callback_handler  # tried on torch 2.13.0
 
     preference = _Preference(device_type)
-    if preference.start not in callback_handler.start_callbacks:
+    if preference not in (getattr(callback, "__self__", None) for callback in callback_handler.start_callbacks):
         callback_handler.register_start_callback(preference.start)
         callback_handler.register_end_callback(preference.end)
