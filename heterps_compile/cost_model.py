@@ -5,9 +5,9 @@ stages. Refused: tables that share no resource type with the cluster. Source: He
 cost model; the forms are those of design section 5.
 
 Letters: ``serial`` and ``parallel`` are the two parts of Amdahl's law in seconds per sample on one unit, so that
-``OCT/B * (1 - alpha + alpha/k)`` is ``serial + parallel/k``. Since a stage's alpha is the mean of its layers' weighted by
-their OCT, both parts of a stage are the sums of its layers' parts. Times have four columns (``TERMS``): compute serial and
-parallel, communication serial and parallel.
+``OCT/B * (1 - alpha + alpha/k)`` is ``serial + parallel/k``. Since a stage's alpha is the mean of its layers' weighted
+by their OCT, both parts of a stage are the sums of its layers' parts. Times have four columns (``TERMS``): compute
+serial and parallel, communication serial and parallel.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class CostModel:
         return replace(self, limit=limit)
 
     def indices(self, placement: Mapping[str, str]) -> Ints:
-        """A placement as type indices (L,). Raises :class:`PlanError` for a layer that is not placed or cannot run there."""
+        """A placement as type indices (L,). Raises :class:`PlanError` for a layer that cannot run where it is."""
         chosen = np.zeros(self.num_layers, dtype=np.int64)
         for position, name in enumerate(self.layers):
             kind = placement.get(name)
@@ -108,8 +108,8 @@ class CostModel:
     ) -> CostModel:
         """``paper`` mode: the terms as they stand in the table; prices and limits as in ``cluster`` (or the table).
 
-        Raises :class:`OptionError` for a floor that is not positive or a pin that matches nothing, :class:`PlanError` for
-        a layer that no type of the cluster can run.
+        Raises :class:`OptionError` for a floor that is not positive or a pin that matches nothing, :class:`PlanError`
+        for a layer that no type of the cluster can run.
         """
         if min_throughput is not None and not 0 < min_throughput < float("inf"):
             raise OptionError(f"min_throughput is {min_throughput} (allowed: a number of samples per second > 0)")
@@ -169,7 +169,7 @@ def stage_time_s(terms: Floats, units: Floats) -> Floats:
 def units_needed(terms: Floats, time_s: Floats | float) -> Floats:
     """The fewest units, not rounded and not below any minimum, for which ET <= ``time_s``; inf where none is enough.
 
-    Solved from ``serial + parallel/k <= time``; times its ``time_s`` it never rises with ``time_s``, which bounds costs.
+    Solved from ``serial + parallel/k <= time``; times ``time_s`` it never rises with ``time_s``, which bounds costs.
     """
     slack_s = time_s * (1 + TIME_TOLERANCE)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -211,7 +211,7 @@ def pinned(
     pin: Mapping[str, str],
     bound: tuple[tuple[int, ...], ...],
 ) -> Bools:
-    """Apply ``pin`` (glob -> type) and spread what a bound group rules out over the group. The last matching glob wins."""
+    """Apply ``pin`` (glob -> type; the last match wins) and spread what a bound group rules out over the group."""
     result = allowed.copy()
     for pattern, kind in pin.items():
         if kind not in types:

@@ -1,8 +1,9 @@
 """The plan: which layer runs where, in which stages, on how many units, and what that is predicted to cost.
 
 Enters: the results of place, fuse and provision. Leaves: a frozen value that prints (``explain``), loads, and is
-checked by one validator that planner and executor share. Refused: a plan whose stages, placement and provision contradict each
-other, its graph or its cluster (:class:`PlanError`), and files that cannot be read (:class:`FileFormatError`).
+checked by one validator that planner and executor share. Refused: a plan whose stages, placement and provision
+contradict each other, its graph or its cluster (:class:`PlanError`), and files that cannot be read
+(:class:`FileFormatError`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""place -> fuse -> provision -> validate: from a cost table to a plan that says what it costs and how far it is from best.
+"""place -> fuse -> provision -> validate: from a cost table to a plan with its cost and its gap to the optimum.
 
 Enters: a cost table, a cluster, a throughput floor, pins. Leaves: a :class:`Plan`, feasible or not, with its gap to the
-proven optimum, the alternatives, and why each layer is where it is. Refused: pins and counts that contradict the cluster.
+proven optimum, the alternatives, and why each layer is where it is. Refused: pins and counts that contradict the
+cluster.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SAME = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Decision:
-    """What place found: the placement taken, the policy that made it, the optimum or its bound, and the alternatives."""
+    """What place found: the placement taken, its policy, the optimum or its bound, and the alternatives."""
 
     policy: str
     found: Found
@@ -62,11 +63,12 @@ def plan_costs(
     quick: bool = False,
     time_limit_s: float = 60.0,
 ) -> Plan:
-    """Plan a cost table with the paper's cost model. A plan with ``feasible=False`` says what is reachable and what binds.
+    """Plan a cost table with the paper's cost model; ``feasible=False`` says what is reachable and what binds.
 
-    Without ``policy`` both ``rl`` and ``exact`` run and the cheaper is taken (``exact`` alone if ``quick`` and it proves
-    the optimum); a named policy is taken as it is. ``replicas`` forces the units of a type. ``compare`` runs every policy.
-    Raises :class:`OptionError` for unknown policies, types and globs, :class:`PlanError` for a layer that can run nowhere.
+    Without ``policy`` both ``rl`` and ``exact`` run and the cheaper is taken (``exact`` alone if ``quick`` and it
+    proves the optimum); a named policy is taken as it is. ``replicas`` forces the units of a type. ``compare`` runs
+    every policy. Raises :class:`OptionError` for unknown policies, types and globs, :class:`PlanError` for a layer that
+    can run nowhere.
     """
     started = time.perf_counter()
     if policy is not None:
@@ -221,7 +223,7 @@ def _gap(cost: float, optimum: float) -> float:
 def _infeasible(
     model: CostModel, decision: _Decision, costs: CostTable, cluster: Cluster, seed: int, time_limit_s: float
 ) -> Plan:
-    """The best that can be reached instead, and what binds. Raises :class:`InfeasibleError` when nothing fits at all."""
+    """The best that can be reached instead, and what binds. Raises :class:`InfeasibleError` when nothing fits."""
     options = [model]
     exact = decision.found if decision.policy == "exact" else decision.alternatives.get("exact", decision.found)
     if decision.policy in RULES:
@@ -230,7 +232,7 @@ def _infeasible(
         ]
         if not options:
             raise InfeasibleError(
-                f"policy {decision.policy} has no placement: the cluster lacks the types it needs, or a layer cannot run there",
+                f"policy {decision.policy} has no placement: a type it needs is missing, or a layer cannot run there",
                 hint=f"the cluster has {', '.join(model.types)}",
             )
     reached = max((fastest(option, time_limit_s) for option in options), key=lambda r: r.throughput_samples_per_s)

@@ -1,8 +1,9 @@
 """How many units of each type to rent for given stages: balanced first, then whole numbers, then the cheapest.
 
 Enters: a cost model and placements as type indices. Leaves: units per stage, exact for the given stages: no other whole
-numbers within the limits that reach the floor cost less. HeterPS balances the stages so that all are as slow as the floor
-allows; with whole units a little faster can be cheaper per sample, so the realised times below the floor's are swept.
+numbers within the limits that reach the floor cost less. HeterPS balances the stages so that all are as slow as the
+floor allows; with whole units a little faster can be cheaper per sample, so the realised times below the floor's are
+swept.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Provision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """What N placements cost after provisioning; ``violation`` is 0 where feasible, else how far from it (log scale)."""
+    """What N placements cost after provisioning; ``violation`` is 0 where feasible, else how far off (log)."""
 
     cost_usd_per_million_samples: Floats
     violation: Floats
@@ -129,8 +130,16 @@ def next_time_s(realised_s: float, price_usd_per_h: float, best_cost: float) -> 
     return min(realised_s, worth) * STEP
 
 
-def score(model: CostModel, placements: Ints, steps: int = ALL_STEPS) -> Scores:
-    """Provision N placements (N, L) in one vectorised sweep of at most ``steps`` times; exact when it ends before that."""
+def score(
+    model: CostModel,
+    placements: Ints,
+    steps: int = ALL_STEPS,
+    beat: float = float("inf"),
+) -> Scores:
+    """Provision N placements (N, L) in one vectorised sweep of at most ``steps`` times; exact if it ends before.
+
+    A placement that cannot cost less than ``beat`` may be left at more than its true cost.
+    """
     num = len(placements)
     best = np.full(num, np.inf)
     violation = np.zeros(num)
@@ -141,8 +150,8 @@ def score(model: CostModel, placements: Ints, steps: int = ALL_STEPS) -> Scores:
         stage_limit_s = time_s[stages.row]
         needed = units_needed(stages.terms, stage_limit_s)
         units = whole_units(needed)
-        usage = np.bincount(stages.row * model.num_types + stages.kind, units, len(rows) * model.num_types)
-        usage = usage.reshape(len(rows), model.num_types)
+        cell = stages.row * model.num_types + stages.kind
+        usage: Floats = np.bincount(cell, units, len(rows) * model.num_types).reshape(len(rows), -1).astype(float)
         fits = (usage <= model.limit).all(axis=1)
         if step == 0:
             violation = _violation(model, stages, usage, stage_limit_s)
@@ -158,13 +167,13 @@ def score(model: CostModel, placements: Ints, steps: int = ALL_STEPS) -> Scores:
             next_s = np.minimum(slowest, np.where(price > 0, worth, 0.0)) * STEP
         active = fits & (next_s > 0)
         if active.any():
-            bound = np.bincount(
+            bound: Floats = np.bincount(
                 stages.row,
                 model.price_usd_per_h[stages.kind] * units_needed(stages.terms, next_s[stages.row]),
                 len(rows),
-            )
+            ).astype(float)
             with np.errstate(invalid="ignore"):
-                active &= cost_usd_per_million_samples(bound, next_s) < best[rows]
+                active &= cost_usd_per_million_samples(bound, next_s) < np.minimum(best[rows], beat)
         if not active.any():
             break
         stages, rows, time_s = stages.keep(active), rows[active], next_s[active]

@@ -1,7 +1,7 @@
 """place: cost table -> placement, by one of the policies of HeterPS and of those it is compared with.
 
-Enters: a cost table, a cluster, a throughput floor and pins. Leaves: a :class:`Placement`. Refused: unknown policies, pins
-that match nothing, floors that no placement of the policy reaches (:class:`InfeasibleError`).
+Enters: a cost table, a cluster, a throughput floor and pins. Leaves: a :class:`Placement`. Refused: unknown policies,
+pins that match nothing, floors that no placement of the policy reaches (:class:`InfeasibleError`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """The dynamic programme over (end layer, type): the cheapest stages that are all at most ``time_s`` slow.
 
-Enters: a cost model, a time per sample, a weight per unit of each type. Leaves: the least weighted sum of units, exact for
-a chain without joint limits, and the placement that reaches it. At a fixed time the cost is a sum over stages, which is
-what makes the programme exact; neighbours of equal type are one stage, so a stage enters from another type only.
+Enters: a cost model, a time per sample, a weight per unit of each type. Leaves: the least weighted sum of units, exact
+for a chain without joint limits, and the placement that reaches it. At a fixed time the cost is a sum over stages,
+which is what makes the programme exact; neighbours of equal type are one stage, so a stage enters from another type
+only.
 
-    best[j, t] = min over i < j of  enter[i, t] + weight_t * units(layers i..j-1 on t),   enter[i, t] = min_{s != t} best[i, s]
+    best[j, t]  = min over i < j of  enter[i, t] + weight_t * units(layers i..j-1 on t)
+    enter[i, t] = min over s != t of best[i, s]
 """
 
 from __future__ import annotations

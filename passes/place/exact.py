@@ -14,11 +14,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, cost_usd_per_million_samples
+from heterps_compile.cost_model import (
+    Bools,
+    CostModel,
+    Floats,
+    Ints,
+    cost_usd_per_million_samples,
+    stage_time_s,
+    units_needed,
+    whole_units,
+)
 from heterps_compile.passes.place.dynamic import Cheapest, cheapest
 from heterps_compile.passes.place.found import Found
-from heterps_compile.passes.place.limits import Limited, cheapest_within_limits, multipliers
-from heterps_compile.provision import next_time_s, provision
+from heterps_compile.passes.place.limits import Limited, cheapest_within_limits
+from heterps_compile.provision import Stages, next_time_s, provision
 
 EQUAL = 1 - 1e-10
 """Costs within this ratio are equal."""
@@ -114,7 +123,7 @@ def _root_bound(model: CostModel, allowed: Bools) -> float:
 
 
 def sweep(model: CostModel, known: Incumbent, deadline: float, bound: float = 0.0) -> float:
-    """Sweep the time per sample downwards; returns a bound for every placement allowed (inf: none can reach the floor)."""
+    """Sweep the time per sample downwards; returns a bound on every placement (inf: none reaches the floor)."""
     prefix, price = model.prefix, model.price_usd_per_h
     time_s = model.slowest_s
     lagrange = np.zeros(model.num_types)
@@ -135,7 +144,7 @@ def sweep(model: CostModel, known: Incumbent, deadline: float, bound: float = 0.
         if here is not None:
             time_s = next_time_s(here[0], result.value, known.cost)
             continue
-        limited = cheapest_within_limits(model, prefix, time_s, known.cost, deadline)
+        limited = cheapest_within_limits(model, prefix, time_s, deadline)
         if limited.chosen is not None:
             known.offer(model, limited.chosen)
         if not np.isfinite(limited.bound):
@@ -143,17 +152,14 @@ def sweep(model: CostModel, known: Incumbent, deadline: float, bound: float = 0.
         next_s = _after_limits(model, limited, time_s, known.cost)
         if next_s >= time_s:
             known.notes.add("limits couple the stages too much for a proof in the time given")
-            lagrange = multipliers(model, prefix, time_s, limited)
+            lagrange = limited.multipliers
             tight = cheapest(model, prefix, time_s, price, price + lagrange)
             return max(bound, min(known.cost, _fractional_cost(model, tight, lagrange, time_s)))
         time_s = next_s
 
 
 def provision_at(model: CostModel, chosen: Ints, time_s: float) -> tuple[float, float] | None:
-    """(realised time, price per hour) of the fewest units that make ``chosen`` at most ``time_s`` slow, if within limits."""
-    from heterps_compile.cost_model import stage_time_s, units_needed, whole_units
-    from heterps_compile.provision import Stages
-
+    """(realised time, price per hour) of the fewest units that make ``chosen`` at most ``time_s`` slow, if they fit."""
     stages = Stages.of(model, chosen[None])
     units = whole_units(units_needed(stages.terms, time_s))
     if (np.bincount(stages.kind, units, model.num_types) > model.limit).any():

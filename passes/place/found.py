@@ -1,4 +1,4 @@
-"""What every placement policy is: a function of the cost model, a seed and a time limit that returns a :class:`Found`."""
+"""What every placement policy is: a function of the cost model, a seed and a time limit, to a :class:`Found`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from heterps_compile.cost_model import CostModel, Ints
 class Found:
     """A placement as type indices (L,), or None when the policy has none that reaches the floor.
 
-    ``lower_bound`` (USD per million samples) is proven for every placement, 0 when the policy proves nothing, inf when it
-    proves that no placement reaches the floor.
+    ``lower_bound`` (USD per million samples) is proven for every placement, 0 when the policy proves nothing, inf when
+    it proves that no placement reaches the floor.
     """
 
     chosen: Ints | None

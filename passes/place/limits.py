@@ -2,8 +2,8 @@
 
 Enters: a cost model and a time. Leaves: the least price per hour, or a proven lower bound of it, and a placement. Three
 methods, each used only if the one before did not prove its answer: Lagrange multipliers on the limits (a bound, often a
-placement), labels (price and units used per type; exact, as long as few labels survive), and the mixed-integer programme
-of ``milp.py`` if scipy is installed.
+placement), labels (price and units used per type; exact, as long as few labels survive), and the mixed-integer
+programme of ``milp.py`` if scipy is installed.
 """
 
 from __future__ import annotations
@@ -48,11 +48,8 @@ class _Search:
         return Limited(self.chosen, bound, exact, self.multipliers)
 
 
-def cheapest_within_limits(
-    model: CostModel, prefix: Floats, time_s: float, best_cost: float, deadline: float
-) -> Limited:
+def cheapest_within_limits(model: CostModel, prefix: Floats, time_s: float, deadline: float) -> Limited:
     """The least price per hour of stages at most ``time_s`` slow, with the units of each type within its limit."""
-    del best_cost
     search = _relax(model, prefix, time_s, deadline)
     if search.price * EQUAL <= search.bound or not np.isfinite(search.bound):
         return search.result(search.bound, exact=search.chosen is not None)
@@ -74,17 +71,12 @@ def cheapest_within_limits(
     return search.result(max(search.bound, solved.bound), exact=False)
 
 
-def multipliers(model: CostModel, prefix: Floats, time_s: float, limited: Limited) -> Floats:
-    """Prices added per unit of a scarce type, for bounding the cost of everything faster."""
-    del model, prefix, time_s
-    return limited.multipliers
-
-
 def usage_of(model: CostModel, chosen: Ints, time_s: float) -> Floats:
     """Whole units of each type that ``chosen`` needs to be at most ``time_s`` slow."""
     stages = Stages.of(model, chosen[None])
     units = whole_units(units_needed(stages.terms, time_s))
-    return np.bincount(stages.kind, units, model.num_types)
+    usage: Floats = np.bincount(stages.kind, units, model.num_types).astype(float)
+    return usage
 
 
 def stage_units(model: CostModel, prefix: Floats, time_s: float) -> Floats:
@@ -104,6 +96,8 @@ def _relax(model: CostModel, prefix: Floats, time_s: float, deadline: float) -> 
     price = model.price_usd_per_h
     search = _Search(None, float("inf"), 0.0, np.zeros(model.num_types))
     current = np.zeros(model.num_types)
+    limited = np.isfinite(model.limit)
+    limit = np.where(limited, model.limit, 0.0)
     scale = float(price.max()) or 1.0
     for turn in range(MULTIPLIER_ROUNDS):
         result = cheapest(model, prefix, time_s, price + current, price)
@@ -111,8 +105,8 @@ def _relax(model: CostModel, prefix: Floats, time_s: float, deadline: float) -> 
             search.bound = float("inf")
             return search
         usage = usage_of(model, result.chosen, time_s)
-        over = usage - model.limit
-        bound = result.value - float(current @ model.limit)
+        over = np.where(limited, usage - limit, 0.0)
+        bound = result.value - float(current @ limit)
         if bound > search.bound or turn == 0:
             search.bound, search.multipliers = bound, current.copy()
         if (over <= 0).all() and float(price @ usage) < search.price:
@@ -129,7 +123,7 @@ def _relax(model: CostModel, prefix: Floats, time_s: float, deadline: float) -> 
 
 @dataclass(slots=True)
 class _Labels:
-    """Partial placements that end at one cut with one type: price, units used (n, T) and where they come from (n, 3)."""
+    """Partial placements that end at one cut with one type: price, units used (n, T), and their origin (n, 3)."""
 
     price: Floats
     usage: Floats
@@ -142,7 +136,7 @@ def _labels(model: CostModel, units: Floats, search: _Search, deadline: float, m
     price, limit, lagrange = model.price_usd_per_h, model.limit, search.multipliers
     weights = np.concatenate([(price + lagrange)[None], np.eye(types)])
     leave = _to_go(units, weights)
-    relief = float(lagrange @ limit)
+    relief = float(lagrange @ np.where(lagrange > 0, limit, 0.0))  # a type without a limit has no multiplier
     buckets: list[list[list[_Labels]]] = [[[] for _ in range(types)] for _ in range(cuts)]
     done: list[list[_Labels | None]] = [[None] * types for _ in range(cuts)]
     root = _Labels(np.zeros(1), np.zeros((1, types)), np.full((1, 3), -1))

@@ -1,10 +1,13 @@
 """The stages at a fixed time per sample as a mixed-integer programme (HiGHS through scipy, which is optional).
 
-Enters: the units of every possible stage. Leaves: the cheapest stages within the limits, or a proven bound; None without
-scipy or when the programme is too large. Variables x[i, j, t]: the layers from cut i to cut j are one stage of type t.
+Enters: the units of every possible stage. Leaves: the cheapest stages within the limits, or a proven bound; None
+without scipy or when the programme is too large. Variables x[i, j, t]: the layers from cut i to cut j are one stage of
+type t.
 
-    minimise   sum price_t units[i,j,t] x[i,j,t]          every cut left once for each time it is entered (a path 0 -> L)
-    subject to sum units[i,j,t] x[i,j,t] <= limit_t       at no cut does a stage of t end and another of t begin
+    minimise    sum price_t units[i,j,t] x[i,j,t]
+    subject to  every cut is left as often as it is entered: a path from 0 to L
+                sum units[i,j,t] x[i,j,t] <= limit_t
+                at no cut does a stage of t end and another of t begin
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The highest throughput within the limits, and what stands in the way of more.
 
-Enters: a cost model whose floor is out of reach. Leaves: the cheapest placement at the best reachable throughput (to one
-part in a million), and one line per limit that binds. A floor is out of reach if the limits are too low, or if the serial
-part of a layer takes longer than the floor allows, however many units there are.
+Enters: a cost model whose floor is out of reach. Leaves: the cheapest placement at the best reachable throughput (to
+one part in a million), and one line per limit that binds. A floor is out of reach if the limits are too low, or if the
+serial part of a layer takes longer than the floor allows, however many units there are.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _at(model: CostModel, time_s: float) -> CostModel:
 
 
 def _binds(model: CostModel, deadline: float) -> tuple[str, ...]:
-    """The limits each of which alone would make the floor reachable, else all of them together, else the serial part."""
+    """The limits that, lifted alone, make the floor reachable, else all of them together, else the serial part."""
     without = []
     for index, name in enumerate(model.types):
         limit = np.where(np.arange(model.num_types) == index, np.inf, model.limit)

@@ -23,7 +23,7 @@ Cell = Literal["lstm", "rnn"]
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """N sampled placements: actions (N, steps), probabilities (N, steps, T), and what the gradient needs of each step."""
+    """N sampled placements: actions (N, steps), probabilities (N, steps, T), and what the gradient needs."""
 
     actions: Ints
     probabilities: Floats

@@ -1,4 +1,4 @@
-"""The policy of HeterPS: a recurrent network places layer after layer and learns from the price of the provisioned plan.
+"""The policy of HeterPS: a recurrent network places layer after layer and learns from the provisioned plan's price.
 
 Enters: a cost model and a seed. Leaves: the cheapest placement seen, after local improvement of the best samples. Each
 step reads the layer's features and the previous choice, gives a softmax over the resource types, and the sampled type
@@ -8,8 +8,9 @@ paper's are not published):
     theta += eta / N sum_n sum_l grad log P(a_l | a_<l; theta) (R_n - b),     b = (1 - gamma) b + gamma / N sum_n R_n
 
 R is minus the log of the cost after provisioning, or below all feasible plans by how far a plan is from feasible. Two
-things are ours: the best plan so far is part of each batch, and every ``IMPROVE_EVERY`` rounds the best sample is improved
-by moving layers and ranges of layers. Long chains are placed in at most ``MAX_STEPS`` groups of neighbours.
+things are ours: the best plan so far is part of each batch, and every ``IMPROVE_EVERY`` rounds the best sample, and the
+best plan after a random move, and random plans, are improved by moving layers and ranges of layers. Long chains are
+placed in at most ``MAX_STEPS`` groups of neighbours.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from heterps_compile.cost_model import CostModel, Floats, Ints
 from heterps_compile.passes.place.found import Found
 from heterps_compile.passes.place.improve import improve
 from heterps_compile.passes.place.recurrent import Cell, RecurrentPolicy
-from heterps_compile.passes.place.search import num_placements, together
+from heterps_compile.passes.place.search import num_placements, random_placements, together
 from heterps_compile.provision import score
 
 SAMPLES = 64
@@ -31,11 +32,14 @@ ROUNDS = 150
 PATIENCE = 60
 """Rounds without a better plan after which learning stops."""
 IMPROVE_EVERY = 10
+KICKS = 3
 HIDDEN = 32
 RATE = 0.02
 BASELINE_RATE = 0.2
 ENTROPY = 0.05
 MAX_STEPS = 64
+SHORT_RANGE, PROMISING = 4, 1.03
+"""Longest range moved while improving, and how near to the best a plan must come to be improved with all ranges."""
 SCORE_STEPS = 4
 """Sweep points per sample while learning; the plan kept is provisioned exactly."""
 
@@ -47,6 +51,7 @@ Key = tuple[float, float]
 class _Best:
     """The best placement seen, and the placements whose improvement was already tried."""
 
+    rng: np.random.Generator
     key: Key = (float("inf"), float("inf"))
     chosen: Ints | None = None
     tried: set[bytes] = field(default_factory=set)
@@ -80,7 +85,7 @@ def _learn(model: CostModel, seed: int, time_limit_s: float, cell: Cell) -> Foun
         rng=np.random.default_rng(seed),
         rate=RATE,
     )
-    best = _Best()
+    best = _Best(rng=policy.rng)
     baseline, quiet = None, 0
     rounds = ROUNDS if num_placements(model) > SAMPLES else 4
     for turn in range(rounds):
@@ -126,7 +131,7 @@ def step_groups(model: CostModel) -> Ints:
 
 
 def step_features(model: CostModel, groups: Ints) -> Floats:
-    """(steps, F): place in the chain, per type log compute and communication time against the chain's, and the facts."""
+    """(steps, F): place in the chain, per type log times against the chain's, and the layers' facts."""
     count = int(groups[-1]) + 1
     sums = np.zeros((count, *model.terms.shape[1:]))
     np.add.at(sums, groups, model.terms)
@@ -144,13 +149,31 @@ def _improve_best(
     """Take the best sample, and every few rounds what local moves make of it; True when there is a new best."""
     index = int(np.lexsort((violation, cost))[0])
     better = best.offer((float(cost[index]), float(violation[index])), placements[index])
-    name = placements[index].tobytes()
-    if turn % IMPROVE_EVERY == 0 and name not in best.tried:
-        best.tried.add(name)
-        improved, improved_cost = improve(model, placements[index], deadline)
-        if np.isfinite(improved_cost):
-            better |= best.offer((improved_cost, 0.0), improved)
+    if turn % IMPROVE_EVERY:
+        return better
+    assert best.chosen is not None
+    fresh = random_placements(model, 2, best.rng)
+    for start in (placements[index], *kicked(model, best.chosen, KICKS, best.rng), *fresh):
+        if start.tobytes() not in best.tried:
+            best.tried.add(start.tobytes())
+            improved, improved_cost = improve(model, start, deadline, SHORT_RANGE)
+            if improved_cost < best.key[0] * PROMISING:
+                improved, improved_cost = improve(model, improved, deadline)
+            if np.isfinite(improved_cost):
+                better |= best.offer((improved_cost, 0.0), improved)
     return better
+
+
+def kicked(model: CostModel, placement: Ints, count: int, rng: np.random.Generator) -> Ints:
+    """``count`` copies (count, L), each with two random ranges of layers moved to types they may run on."""
+    copies = np.repeat(placement[None], count, axis=0)
+    for row in copies:
+        for _ in range(2):
+            begin = int(rng.integers(0, model.num_layers))
+            end = begin + 1 + int(rng.integers(0, max(2, model.num_layers // 3)))
+            kind = int(rng.integers(0, model.num_types))
+            row[begin:end] = np.where(model.allowed[begin:end, kind], kind, row[begin:end])
+    return together(model, copies)
 
 
 def _reward(cost: Floats, violation: Floats) -> Floats:

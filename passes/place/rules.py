@@ -1,8 +1,8 @@
 """Fixed rules: everything on CPU cores, everything on one accelerator type, or data-intensive layers first on CPU.
 
-Enters: a cost model. Leaves: a placement, or None when the cluster has no such type, a layer cannot run there, or the floor
-is out of reach. Where several types qualify, each is tried and the cheapest taken. Pinned layers stay where they are
-pinned, and layers that share a table follow the first of them.
+Enters: a cost model. Leaves: a placement, or None when the cluster has no such type, a layer cannot run there, or the
+floor is out of reach. Where several types qualify, each is tried and the cheapest taken. Pinned layers stay where they
+are pinned, and layers that share a table follow the first of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def gpu_only(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Fou
 
 
 def heuristic(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Found:
-    """The leading data-intensive layers (at least the first) on CPU, the rest on one accelerator type, as AIBox does."""
+    """The leading data-intensive layers (at least the first) on CPU, the rest on one accelerator type (AIBox)."""
     del seed, time_limit_s
     return best_of(model, candidates("heuristic", model))
 

@@ -1,7 +1,7 @@
 """Searches without learning: brute force, greedy and genetic.
 
-Enters: a cost model, a seed and a time limit. Leaves: the best placement seen. Refused: brute force over more placements
-than it could score in minutes.
+Enters: a cost model, a seed and a time limit. Leaves: the best placement seen. Refused: brute force over more
+placements than it could score in minutes.
 """
 
 from __future__ import annotations
