@@ -21,8 +21,8 @@ from heterps_compile.passes.batch_axis import BatchAxis
 from heterps_compile.passes.lower import LoweredStage
 from heterps_compile.placing import Place, placer
 from heterps_compile.plan import Plan
+from heterps_compile.row_split import RowSplit
 from heterps_compile.runtime.local import LocalPipeline, StageProgram
-from heterps_compile.runtime.row_split import RowSplit
 from heterps_compile.site import Site, static_inputs
 from heterps_compile.verify import compare_with_eager
 

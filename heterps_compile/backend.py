@@ -26,6 +26,7 @@ from heterps_compile.passes.lower import Lower
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.split import Split
 from heterps_compile.passes.trace import Trace
+from heterps_compile.plan import Plan
 from heterps_compile.planning import plan_costs
 from heterps_compile.site import Site
 
@@ -69,9 +70,19 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
             replicas=options.replicas,
             quick=True,
         )
+        _demand_feasible(plan)
     stages = Split(home=site.home)(gm, graph, site.cuts(plan))
     lowered = [Lower(strict=options.strict, lazy_tables=options.lazy_tables)(stage) for stage in stages]
     return assemble(gm, example_inputs, graph, plan, lowered, site, options)
+
+
+def _demand_feasible(plan: Plan) -> None:
+    if not plan.feasible:
+        raise InfeasibleError(
+            f"no plan reaches {plan.min_throughput:g} samples/s; the best here is "
+            f"{plan.throughput_samples_per_s:.4g} (what binds: {'; '.join(plan.binds)})",
+            hint="lower min_throughput, raise a limit of the cluster, or leave min_throughput out",
+        )
 
 
 def _compile_or_stay_eager(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> CompiledGraph:

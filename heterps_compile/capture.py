@@ -59,7 +59,7 @@ def why_no_graph(model: nn.Module) -> str:
         if module._backward_hooks or module._backward_pre_hooks
     ]
     if hooked:
-        return f"{hooked[0]} has a full backward hook, around which Dynamo compiles nothing: remove it, or use tensor hooks"
+        return f"{hooked[0]} has a full backward hook, around which Dynamo compiles nothing: use tensor hooks instead"
     return 'run with TORCH_LOGS="graph_breaks,recompiles" to see what Dynamo could not trace'
 
 

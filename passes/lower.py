@@ -58,7 +58,7 @@ class LookupGroup(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lower:
-    """``lazy_tables`` lets gradients of ``sparse=False`` tables stay sparse (the optimizer then applies them exactly)."""
+    """``lazy_tables`` lets gradients of ``sparse=False`` tables stay sparse: the optimizer applies them exactly."""
 
     strict: bool = False
     lazy_tables: bool = False
@@ -164,7 +164,7 @@ class _GroupWriter:
 
 
 def _concatenated(node: fx.Node, pending: Mapping[fx.Node, Lookup]) -> list[fx.Node]:
-    """The look-ups that ``node`` lays side by side along dim 1; empty when it does anything else, or another reads them."""
+    """The look-ups that ``node``, and nothing else, lays side by side along dim 1; empty when it does anything else."""
     name = op_name(node)
     if node.op != "call_function" or name not in ("cat", "concat", "concatenate", "stack"):
         return []
