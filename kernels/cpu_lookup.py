@@ -1,8 +1,8 @@
 """Host side of the look-up kernels: tensors in, addresses out.
 
-Enters: the look-ups of one (dim, dtype) as structs of int64. Leaves: filled outputs, or one gradient per table. It refuses
-nothing itself: ``lookup.py`` sends here only what the kernels can do. The fields below are in the order of the structs
-``Fixed`` and ``Call`` in ``cpu_lookup_source.py``.
+Enters: the look-ups of one (dim, dtype) as structs of int64. Leaves: filled outputs, or one gradient per table. It
+refuses nothing itself: ``lookup.py`` sends here only what the kernels can do. The fields below are in the order of
+the structs ``Fixed`` and ``Call`` in ``cpu_lookup_source.py``.
 """
 
 from __future__ import annotations
