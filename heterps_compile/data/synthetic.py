@@ -24,9 +24,10 @@ from heterps_compile.metrics import auc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """What to generate. The signal sits in the first ``num_signal_tables`` tables and in every dense column.
+    """What to generate. The signal sits in every dense column and every row of the first ``num_signal_tables`` tables.
 
     ``signal_scale`` is the standard deviation of what the tables add to the logit, ``dense_scale`` of the dense part.
+    How far a model gets from ``num_samples`` depends on how often a row is seen: on ``num_samples / active_rows``.
     """
 
     num_samples: int = 1_000_000
@@ -36,7 +37,7 @@ class Recipe:
     active_rows: int = 20_000
     skew: float = 1.4
     shift: float = 100.0
-    num_signal_tables: int = 4
+    num_signal_tables: int = 2
     signal_scale: float = 1.5
     dense_scale: float = 0.7
     bias: float = -1.0
@@ -66,24 +67,26 @@ def generate(recipe: Recipe) -> PlantedClicks:
     logits = recipe.bias + dense @ (effects * recipe.dense_scale / effects.norm())
     ids = torch.empty(num_samples, len(recipe.rows), dtype=torch.int64)
     for table, rows in enumerate(recipe.rows):
-        ids[:, table] = power_law_ids(num_samples, rows, recipe, generator)
+        numbering = torch.randperm(rows, generator=generator)
+        ranks = power_law_ranks(num_samples, rows, recipe, generator)
+        ids[:, table] = numbering[ranks]
         if table < recipe.num_signal_tables:
-            weights = torch.randn(rows, generator=generator) * recipe.signal_scale / recipe.num_signal_tables**0.5
-            logits += weights[ids[:, table]]
+            weights = torch.randn(rows, generator=generator) * (recipe.signal_scale / recipe.num_signal_tables**0.5)
+            logits += weights[ranks]
     labels = (torch.rand(num_samples, generator=generator) < logits.sigmoid()).float()
     clicks = ClickLog(dense=dense, ids=ids, labels=labels, rows=recipe.rows)
     train, test = clicks.split(recipe.test_samples / num_samples)
     return PlantedClicks(train=train, test=test, planted_auc=auc(test.labels, logits[-recipe.test_samples :]))
 
 
-def power_law_ids(num_ids: int, rows: int, recipe: Recipe, generator: Generator) -> Tensor:
-    """Ids (num_ids,) of one table by the law at the top: the inverse of its distribution function, rounded down."""
+def power_law_ranks(num_ids: int, rows: int, recipe: Recipe, generator: Generator) -> Tensor:
+    """Popularity ranks (num_ids,), 0 the most popular, by the law at the top: its distribution function inverted."""
     active = min(rows, recipe.active_rows)
     power = 1.0 - recipe.skew
     start, end = (1.0 + recipe.shift) ** power, (active + 1.0 + recipe.shift) ** power
     uniform = torch.rand(num_ids, generator=generator, dtype=torch.float64)
     ranks = (start + uniform * (end - start)) ** (1 / power) - 1.0 - recipe.shift
-    return torch.randperm(rows, generator=generator)[ranks.long().clamp_(0, active - 1)]
+    return ranks.long().clamp_(0, active - 1)
 
 
 def _check(recipe: Recipe) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from heterps_compile.data import Recipe, generate
-from heterps_compile.data.synthetic import power_law_ids
+from heterps_compile.data.synthetic import power_law_ranks
 
 SMALL = Recipe(num_samples=20_000, test_samples=5_000, rows=(500,) * 4, num_signal_tables=2)
 
@@ -38,7 +38,7 @@ def test_without_signal_nothing_can_be_told() -> None:
 
 def test_frequencies_follow_the_power_law() -> None:
     recipe = Recipe(skew=2.0, shift=0.0, active_rows=100)
-    ids = power_law_ids(400_000, 1000, recipe, torch.Generator().manual_seed(0))
+    ids = power_law_ranks(400_000, 1000, recipe, torch.Generator().manual_seed(0))
     shares = ids.bincount(minlength=1000).sort(descending=True).values / 400_000
     # density x ** -2 on [1, 101): rank r gets (1 / r - 1 / (r + 1)) / (1 - 1 / 101)
     expected = torch.tensor([1 / r - 1 / (r + 1) for r in range(1, 6)]) / (1 - 1 / 101)
@@ -47,7 +47,7 @@ def test_frequencies_follow_the_power_law() -> None:
 
 
 def test_default_reuse_is_that_of_published_traces() -> None:
-    ids = power_law_ids(65_536, 200_000, Recipe(), torch.Generator().manual_seed(0))
+    ids = power_law_ranks(65_536, 200_000, Recipe(), torch.Generator().manual_seed(0))
     touches = ids.unique(return_counts=True)[1]
     assert (touches == 1).float().mean().item() == pytest.approx(0.473, abs=0.02)  # rows touched once
     assert (touches[touches > 16].sum() / 65_536).item() == pytest.approx(0.598, abs=0.06)  # accesses to hot rows
