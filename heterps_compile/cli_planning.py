@@ -46,6 +46,7 @@ def add_plan(commands: Any) -> None:
         metavar="GLOB=TYPE",
         help="force layers onto a type; repeatable",
     )
+    command.add_argument("--compare", action="store_true", help="run every policy on the table of costs")
     command.add_argument("--json", metavar="OUT", help="write the plan as JSON; - prints it instead of the text")
     command.set_defaults(run=plan)
 
@@ -103,6 +104,7 @@ def _plan_costs(arguments: argparse.Namespace) -> Plan:
         policy=arguments.policy,
         seed=arguments.seed,
         pin=pin,
+        compare=arguments.compare,
     )
 
 
