@@ -1,4 +1,7 @@
-"""``heterps demo``, ``train`` and ``doctor``: the subcommands that run something on this machine."""
+"""``heterps demo``, ``train`` and ``doctor``: the subcommands that run something on this machine.
+
+``demo`` and ``train`` have command lines of their own, which need torch to be read: their words are handed on.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from typing import Any
 
 def add_demo(commands: Any) -> None:
     """``heterps demo``."""
-    command = commands.add_parser("demo", help="layers, plan and training of a small model on this machine")
-    command.set_defaults(run=demo)
+    command = commands.add_parser("demo", help="layers, plan and training of a small model here", add_help=False)
+    command.set_defaults(run=demo, hands_on=True)
 
 
 def add_train(commands: Any) -> None:
     """``heterps train``."""
-    command = commands.add_parser("train", help="train a click-through-rate model")
-    command.set_defaults(run=train)
+    command = commands.add_parser("train", help="train a click-through-rate model here", add_help=False)
+    command.set_defaults(run=train, hands_on=True)
 
 
 def add_doctor(commands: Any) -> None:
@@ -25,19 +28,21 @@ def add_doctor(commands: Any) -> None:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Run the demo."""
+    """0 when the model learned what was planted."""
     from heterps_compile.demo import main
 
-    return main([])
+    return main(arguments.rest)
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Train a model."""
-    raise NotImplementedError
+    """Train, test, print."""
+    from heterps_compile.cli_train import main
+
+    return main(arguments.rest)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Check this machine; 1 when something essential fails."""
+    """1 when something essential fails."""
     from heterps_compile.doctor import main
 
     return main()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from heterps_compile import cli
 from heterps_compile.cli_factory import UsageError, load
 from heterps_compile.errors import HeterpsWarning
+from heterps_compile.models import WideDeep
 from heterps_compile.plan import Plan
 
 COSTS = {
@@ -163,6 +166,9 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
         (["plan", "--costs", "c", "--min-throughput", "1", "--pin", "emb"], "allowed: GLOB=TYPE"),
         (["plan", "--costs", "c", "--min-throughput", "1", "--policy", "magic"], "invalid choice"),
         (["plant"], "invalid choice: 'plant'"),
+        (["explain", "plan.json", "--loud"], "unrecognized arguments: --loud"),
+        (["train", "--epoch", "2"], "heterps train: error: unrecognized arguments: --epoch 2"),
+        (["demo", "--sample", "2"], "heterps demo: error: unrecognized arguments: --sample 2"),
     ],
 )
 def test_argparse_refuses_with_code_2(capsys: pytest.CaptureFixture[str], command: list[str], message: str) -> None:
@@ -179,6 +185,24 @@ def test_without_a_command_the_help_goes_to_stderr(capsys: pytest.CaptureFixture
     assert printed.out == ""
     for name in ("demo", "plan", "explain", "profile", "train", "doctor"):
         assert f"\n    {name} " in printed.err
+
+
+def test_train_says_how_good_the_model_is_and_saves_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--samples", "600", "--rows", "50", "--dim", "4", "--batch-size", "128"]
+    assert cli.main(["train", *sizes, "--model", "widedeep", "--optimizer", "adam", "--save", "state.pt"]) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"widedeep, adam lr 0.001, 600 samples, 1 epochs\n[\d,]+ samples/s in steps of 128\n", printed.out)
+    assert re.search(r"AUC 0\.\d{4} \(the planted signal allows 0\.\d{4}\), log-loss [\d.]+, 120 held-out", printed.out)
+    eager = WideDeep((50,) * 26, 4)
+    eager.load_state_dict(torch.load("state.pt")["model"])
+
+
+def test_train_reads_click_files(folder: Path, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--rows", "50", "--dim", "4", "--batch-size", "256", "--model", "widedeep"]
+    assert cli.main(["train", "--train", str(shared_data / "criteo_train.tiny.csv"), *sizes]) == 0
+    assert "1,600 samples" in capsys.readouterr().out
+    assert cli.main(["train", "--train", "absent.csv", *sizes]) == 2
+    assert capsys.readouterr().err.startswith("heterps: error: absent.csv")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
