@@ -39,9 +39,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Wrong usage leaves through argparse with code 2."""
     top = parser()
-    arguments, arguments.rest = top.parse_known_args(argv)
-    if arguments.rest and not getattr(arguments, "hands_on", False):
-        top.error(f"unrecognized arguments: {' '.join(arguments.rest)}")
+    arguments, rest = top.parse_known_args(argv)
+    if rest and not getattr(arguments, "hands_on", False):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.rest = rest
     if arguments.version:
         from heterps_compile import __version__
 
