@@ -64,11 +64,11 @@ FILLED = ("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full",
 CASTS = ("_to_copy", "clone", "detach", "alias", "lift_fresh_copy", "view", "reshape")
 
 
-class Trial(TorchDispatchMode):
+class Trial(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own class is untyped
     """Marks tensors; ``rows`` is the batch size of the trial, a prime above all other sizes."""
 
     def __init__(self, rows: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows = rows
         self._marks: dict[int, tuple[torch.Tensor, Batch]] = {}
         self._given: set[int] = set()
@@ -188,4 +188,4 @@ def _written(func: Any, arguments: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # the storage object's address, tried on torch 2.13.0
+    return int(tensor.untyped_storage()._cdata)  # the storage object's address, tried on torch 2.13.0

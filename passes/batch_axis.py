@@ -203,8 +203,8 @@ class _Graph:
             raise NotRowwise(f"{problem} ({_place(node)})") from None
         except Exception as error:  # sizes that no longer fit: the batch size is in the graph as a number
             text = " ".join(str(error).split())[:160]
-            problem = f"{op_name(node)} works for a batch of {self.batch} only, or cannot be followed: {text}"
-            raise NotRowwise(f"{problem} ({_place(node)})") from None
+            only = f"{op_name(node)} works for a batch of {self.batch} only, or cannot be followed: {text}"
+            raise NotRowwise(f"{only} ({_place(node)})") from None
 
     def _sizes_only(self, node: fx.Node) -> None:
         """Numbers made from the batch size may make other numbers and sizes, but not take part in arithmetic."""
@@ -222,8 +222,10 @@ class _Graph:
             raise NotRowwise("item reads a value of the batch")
         if isinstance(value, (torch.SymInt, torch.SymFloat)) and value.node.has_hint():
             return value.node.hint
-        position = placeholders(self.gm).index(source) if source in placeholders(self.gm) else None
-        return 0.5 if position is None else self.example_inputs[position].item()
+        given = dict(zip(placeholders(self.gm), self.example_inputs, strict=True))
+        if not isinstance(source, fx.Node) or source not in given:
+            raise NotRowwise("item reads a value that the graph calculates")
+        return given[source].item()
 
     def _embedding_bag(self, node: fx.Node, args: Any, kwargs: Any) -> torch.Tensor:
         """At torch level: below it 2-D ids become offsets, which would hide the rows."""
@@ -280,8 +282,9 @@ def _in_batch_norm(node: fx.Node) -> bool:
 def _switch(node: fx.Node, entered: contextlib.ExitStack) -> None:
     """Autocast as the graph has it, left again whatever happens; other modes do not matter to the trial."""
     if op_name(node) == "_enter_autocast":
-        kind, dtype, enabled, cache = node.args
-        entered.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cache))
+        arguments: tuple[Any, ...] = node.args
+        kind, dtype, enabled, caches = arguments
+        entered.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=caches))
     elif op_name(node) == "_exit_autocast":
         entered.pop_all().close()
 
