@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -21,12 +20,12 @@ from heterps_compile.data import Batch, Recipe, generate
 from heterps_compile.models import MODELS, NUM_TABLES
 
 
-def adagrad(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(parameters, lr=0.01)
+def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(model.parameters(), lr=0.01)
 
 
-def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.001)
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.001)
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ BATCH_SIZE = 4096
 FLEET = {
     "version": 1,
     "resources": [  # rates and memory of these names come from the catalog
-        {"name": "cpu", "price_usd_per_h": 0.04, "limit": 480},  # one unit is a core
+        {"name": "cpu", "price_usd_per_h": 0.04, "limit": 32},  # one unit is a core
         {"name": "v100", "price_usd_per_h": 2.42, "limit": 32},
         {"name": "a100", "price_usd_per_h": 4.10, "limit": 16},
     ],

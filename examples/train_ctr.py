@@ -114,7 +114,8 @@ def make_optimizers(name: str, model: nn.Module, lr: float) -> list[torch.optim.
 def load(args: argparse.Namespace) -> tuple[ClickLog, ClickLog, float | None]:
     """Training and held-out clicks, and the planted AUC of generated ones."""
     if args.train is None:
-        clicks = generate(Recipe(num_samples=args.samples, rows=(args.rows,) * 26, seed=args.seed))
+        recipe = Recipe(num_samples=args.samples, rows=(args.rows,) * 26, active_rows=2000, shift=30.0, seed=args.seed)
+        clicks = generate(recipe)
         return clicks.train, clicks.test, clicks.planted_auc
     train = read_criteo(args.train, rows=args.rows)
     if args.test is None:
@@ -150,7 +151,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--optimizer", choices=sorted(OPTIMIZERS), default="adagrad", metavar="NAME", help="of torch.optim"
     )
-    parser.add_argument("--lr", type=float, help="default: 0.05 for adagrad and sgd, 0.001 for the others")
+    parser.add_argument("--lr", type=float, help="default: 0.02 for adagrad, 0.05 for sgd, 0.001 for the others")
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--rows", type=int, default=100_000, help="rows of each of the 26 tables")
@@ -160,7 +161,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     args.sparse = args.optimizer in TAKES_SPARSE_GRADIENTS
-    args.lr = args.lr or (0.05 if args.optimizer in ("adagrad", "sgd") else 0.001)
+    args.lr = args.lr or {"adagrad": 0.02, "sgd": 0.05}.get(args.optimizer, 0.001)
     return args
 
 

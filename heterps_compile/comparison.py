@@ -12,7 +12,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from heterps_compile.data import Batch
 
 Step = Callable[[Batch], Tensor]
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+MakeOptimizer = Callable[[nn.Module], Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ def contender(name: str, model: nn.Module, make_optimizer: MakeOptimizer, backen
 
     def make() -> Step:
         own = copy.deepcopy(model)
-        return training_step(own, make_optimizer(own.parameters()), backend)
+        return training_step(own, make_optimizer(own), backend)
 
     return Contender(name=name, make=make)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 
 import pytest
 import torch
@@ -24,8 +23,8 @@ def small() -> DLRM:
     return DLRM((20,) * 26, 4, bottom=(8,), top=(8,))
 
 
-def adagrad(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adagrad(parameters, lr=0.1)
+def adagrad(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(model.parameters(), lr=0.1)
 
 
 def test_contenders_run_in_turns_and_the_order_rotates() -> None:
@@ -75,7 +74,7 @@ def test_every_way_to_step_gives_the_losses_of_eager(backend: str) -> None:
     losses = []
     for name in ("eager", backend):
         own = copy.deepcopy(model)
-        step = training_step(own, adagrad(own.parameters()), name)
+        step = training_step(own, adagrad(own), name)
         losses.append([step(batch).item() for batch in data])
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
     assert losses[0][0] != losses[0][3]
