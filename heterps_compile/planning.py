@@ -68,7 +68,7 @@ def plan_costs(
     Without ``policy`` both ``rl`` and ``exact`` run and the cheaper is taken (``exact`` alone if ``quick`` and it
     proves the optimum); a named policy is taken as it is. ``replicas`` forces the units of a type. ``compare`` runs
     every policy. Raises :class:`OptionError` for unknown policies, types and globs, :class:`PlanError` for a layer that
-    can run nowhere.
+    can run nowhere, :class:`InfeasibleError` where no placement fits at any throughput.
     """
     started = time.perf_counter()
     if policy is not None:
@@ -120,6 +120,11 @@ def _forced(cluster: Cluster, replicas: Mapping[str, int]) -> Cluster:
 def _decide(
     model: CostModel, policy: str | None, seed: int, compare: bool, quick: bool, time_limit_s: float
 ) -> _Decision:
+    if policy in RULES and not candidates(policy, model):
+        raise InfeasibleError(
+            f"policy {policy} has no placement: a type it needs is missing, or a layer cannot run there",
+            hint=f"the cluster has {', '.join(model.types)}",
+        )
     if num_placements(model) == 1:
         return _only_choice(model, policy)
     runs: dict[str, Found] = {"exact": POLICIES["exact"](model, seed, time_limit_s)}
@@ -230,11 +235,6 @@ def _infeasible(
         options = [
             model.restricted(np.arange(model.num_types) == row[:, None]) for row in candidates(decision.policy, model)
         ]
-        if not options:
-            raise InfeasibleError(
-                f"policy {decision.policy} has no placement: a type it needs is missing, or a layer cannot run there",
-                hint=f"the cluster has {', '.join(model.types)}",
-            )
     reached = max((fastest(option, time_limit_s) for option in options), key=lambda r: r.throughput_samples_per_s)
     binds = reached.binds
     if np.isfinite(exact.cost):

@@ -25,7 +25,10 @@ from heterps_compile.cost_model import (
 
 STEP = 1 - 1e-11
 """Just below a time already tried: the next sweep point."""
-ALL_STEPS = 1_000_000
+ALL_STEPS = 20_000
+"""More sweep points than rounding can use up with thousands of units per stage."""
+EQUAL = 1 - 1e-10
+"""Costs within this ratio are equal, and then the smaller fleet is taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,16 +91,16 @@ class Stages:
         return Stages(self.starts[marked], row, self.kind[marked], self.terms.T[:, marked].T, first)
 
 
-def provision(model: CostModel, chosen: Ints, slowest_s: float | None = None) -> Provision | None:
+def provision(model: CostModel, chosen: Ints, steps: int = ALL_STEPS) -> Provision | None:
     """The cheapest whole units for one placement (L,), or None when the floor cannot be reached within the limits."""
     stages = Stages.of(model, chosen[None])
     kinds, terms = stages.kind, stages.terms
-    time_s = model.slowest_s if slowest_s is None else slowest_s
+    time_s = model.slowest_s
     best: Provision | None = None
-    while True:
+    for _ in range(steps):
         needed = units_needed(terms, time_s)
         floor_cost = cost_usd_per_million_samples(float(model.price_usd_per_h[kinds] @ needed), time_s)
-        if best is not None and not floor_cost < best.cost_usd_per_million_samples:
+        if best is not None and not floor_cost < best.cost_usd_per_million_samples * EQUAL:
             return best
         if not np.isfinite(needed).all():
             return best
@@ -107,7 +110,7 @@ def provision(model: CostModel, chosen: Ints, slowest_s: float | None = None) ->
         price = float(model.price_usd_per_h[kinds] @ units)
         stage_s = stage_time_s(terms, units)
         cost = float(cost_usd_per_million_samples(price, stage_s.max()))
-        if best is None or cost < best.cost_usd_per_million_samples:
+        if best is None or cost < best.cost_usd_per_million_samples * EQUAL:
             best = Provision(
                 starts=stages.starts,
                 kinds=kinds,
@@ -118,7 +121,8 @@ def provision(model: CostModel, chosen: Ints, slowest_s: float | None = None) ->
             )
         time_s = next_time_s(float(stage_s.max()), price, best.cost_usd_per_million_samples)
         if time_s <= 0:
-            return best
+            break
+    return best
 
 
 def next_time_s(realised_s: float, price_usd_per_h: float, best_cost: float) -> float:
@@ -173,7 +177,7 @@ def score(
                 len(rows),
             ).astype(float)
             with np.errstate(invalid="ignore"):
-                active &= cost_usd_per_million_samples(bound, next_s) < np.minimum(best[rows], beat)
+                active &= cost_usd_per_million_samples(bound, next_s) < np.minimum(best[rows], beat) * EQUAL
         if not active.any():
             break
         stages, rows, time_s = stages.keep(active), rows[active], next_s[active]

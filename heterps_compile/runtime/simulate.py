@@ -30,7 +30,7 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedStage:
-    """``busy_s``: how long a replica is busy with a microbatch; ``transfer_s``: until its output is at the next stage."""
+    """``busy_s``: time of a replica for a microbatch; ``transfer_s``: until its output is at the next stage."""
 
     replicas: int
     busy_s: float

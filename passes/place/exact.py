@@ -27,10 +27,7 @@ from heterps_compile.cost_model import (
 from heterps_compile.passes.place.dynamic import Cheapest, cheapest
 from heterps_compile.passes.place.found import Found
 from heterps_compile.passes.place.limits import Limited, cheapest_within_limits
-from heterps_compile.provision import Stages, next_time_s, provision
-
-EQUAL = 1 - 1e-10
-"""Costs within this ratio are equal."""
+from heterps_compile.provision import EQUAL, Stages, next_time_s, provision
 
 
 @dataclass(slots=True)
@@ -49,8 +46,13 @@ class Incumbent:
 
     def offer(self, model: CostModel, chosen: Ints) -> None:
         """Provision ``chosen`` exactly and keep it if it is cheaper."""
-        made = provision(model, chosen)
-        if made is not None and made.cost_usd_per_million_samples < self.cost:
+        if self.first:  # at the floor is enough; without limits, ever larger fleets may cost ever so little less
+            here = provision_at(model, chosen, model.slowest_s)
+            if here is not None and self.chosen is None:
+                self.chosen, self.cost = chosen, float(cost_usd_per_million_samples(here[1], here[0]))
+            return
+        made = provision(model, chosen, steps=1) if self.first else provision(model, chosen)
+        if made is not None and made.cost_usd_per_million_samples < self.cost * EQUAL:
             self.chosen, self.cost = chosen, made.cost_usd_per_million_samples
 
 
