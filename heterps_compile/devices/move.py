@@ -72,13 +72,21 @@ def _forward_gradients_of_old_graphs(tensor: torch.Tensor) -> None:
     owner = weakref.ref(tensor)
 
     def pass_on(gradients: tuple[torch.Tensor | None, ...]) -> None:
-        parameter, gradient = owner(), gradients[0]
-        if parameter is not None and gradient is not None:
-            with torch.no_grad():
-                arrived = gradient.to(parameter.device, copy=True)
-                parameter.grad = arrived if parameter.grad is None else parameter.grad + arrived
+        gradient = gradients[0]
+        if gradient is not None:
+            # After the backward: until then the new place's thread may be adding to the same .grad.
+            # Tried on torch 2.13.0: the engine's own way to do something at the end.
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: _add_gradient(owner(), gradient))
 
     torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(pass_on)
+
+
+def _add_gradient(parameter: torch.Tensor | None, gradient: torch.Tensor) -> None:
+    if parameter is None:
+        return
+    with torch.no_grad():
+        arrived = gradient.to(parameter.device, copy=True)
+        parameter.grad = arrived if parameter.grad is None else parameter.grad + arrived
 
 
 def _exchange(tensor: torch.Tensor, moved: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ Private torch names in this file were tried on torch 2.13.0.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
@@ -167,7 +168,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     wanted = kwargs.get("device")
     inner_args, inner_kwargs = _unwrap_all(func, args, kwargs)
     written = [outer for outer in _written(func, args, kwargs) if _is_ours(func, outer)]
-    out = on_cpu(func, inner_args, inner_kwargs)
+    out = func(*inner_args, **inner_kwargs)
     if wanted is not None and wanted.type != "sim":
         return out
     if written:
@@ -182,17 +183,10 @@ def _run_under_inference(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     The guard lets the CPU record that, as it does above this file.
     """
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        out = on_cpu(func, *_map_hosts(func, args, kwargs))
+        args_on_cpu, kwargs_on_cpu = _map_hosts(func, args, kwargs)
+        out = func(*args_on_cpu, **kwargs_on_cpu)
     written = [outer for outer in _written(func, args, kwargs) if _is_ours(func, outer)]
     return _wrap(out, {id(outer._inner): _follow(outer) for outer in written})
-
-
-def on_cpu(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``func`` on CPU tensors; the user's ``autocast("cpu")`` is not meant for numbers that live on ``sim``."""
-    if torch.is_autocast_enabled("cpu"):
-        with torch.autocast("cpu", enabled=False):
-            return func(*args, **kwargs)
-    return func(*args, **kwargs)
 
 
 def _to_copy(source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -201,7 +195,7 @@ def _to_copy(source: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     if device.type != source.device.type:
         ODOMETER.count(inner, to_sim=device.type == "sim")
     target = CPU if device.type == "sim" else device
-    copied = on_cpu(_ATEN._to_copy.default, (inner,), {**kwargs, "device": target})
+    copied = _ATEN._to_copy.default(inner, device=target, **kwargs)
     return SimTensor(copied) if device.type == "sim" else copied
 
 
@@ -209,7 +203,7 @@ def _copy_(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = Fals
     to, of = (tensor._inner if isinstance(tensor, SimTensor) else tensor for tensor in (target, source))
     if target.device.type != source.device.type:
         ODOMETER.count(of, to_sim=target.device.type == "sim")
-    on_cpu(_ATEN.copy_.default, (to, of, non_blocking), {})
+    _ATEN.copy_.default(to, of, non_blocking)
     return target
 
 
@@ -361,7 +355,10 @@ _on_sim: Any = _OnSim.apply
 
 def run_whole(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a composite operator on the CPU tensors inside, with their own autograd. Raises :class:`DeviceError`."""
-    return map_tensors(_on_sim, on_cpu(op, *_map_hosts(op, args, kwargs)))
+    args_on_cpu, kwargs_on_cpu = _map_hosts(op, args, kwargs)
+    # The user's autocast("cpu") is not meant for numbers that live on sim.
+    with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else contextlib.nullcontext():
+        return map_tensors(_on_sim, op(*args_on_cpu, **kwargs_on_cpu))
 
 
 def _map_hosts(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

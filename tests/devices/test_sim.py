@@ -147,6 +147,12 @@ def test_views_and_changes_in_place_share_memory_as_on_the_cpu(change: Callable[
     assert torch.equal(ours.cpu(), theirs)
 
 
+def test_a_view_tells_torch_whose_memory_it_is() -> None:
+    ours = torch.ones(2, 3, device="sim")
+    assert torch._C._is_alias_of(ours, ours[0])  # what AOTAutograd asks of its inputs
+    assert not torch._C._is_alias_of(ours, ours.clone())
+
+
 def test_a_change_in_place_that_a_backward_needs_is_noticed() -> None:
     w = torch.ones(3, device="sim", requires_grad=True)
     y = (w * w).sum()
@@ -333,6 +339,7 @@ def test_autocast_casts_what_it_casts_on_the_cpu() -> None:
         assert torch.equal(ours.cpu(), theirs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert twin(x.to("sim")).dtype is torch.float32  # as for CUDA tensors: another device's autocast
+        assert Attention().to("sim")(torch.ones(1, 2, 6, device="sim")).dtype is torch.float32
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
