@@ -48,6 +48,10 @@ class IdRangeError(HeterpsError, IndexError):
     """An id outside its table: position, value and number of rows are in the message; nothing was written."""
 
 
+class StaleTableError(HeterpsError, RuntimeError):
+    """A table was written to while rows of it still had steps to catch up with."""
+
+
 class DeviceError(HeterpsError, RuntimeError):
     """A resource type whose device is absent here, or tensors that sit on two devices in one operation."""
 

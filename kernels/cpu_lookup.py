@@ -11,6 +11,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,8 +62,8 @@ def fixed_fields(spec: LookupSpec, address: int, rows: int) -> tuple[int, ...]:
     return address, rows, MODES[spec.mode], padding
 
 
-def pointer(values: array[int]) -> int:
-    """Address of an ``array('q')``; valid while it lives and keeps its length."""
+def pointer(values: array[Any]) -> int:
+    """Address of an array's first element; valid while it lives and keeps its length."""
     return values.buffer_info()[0]
 
 
@@ -157,7 +158,9 @@ def _allocate(tables: Sequence[TableGradient], distinct: array[int]) -> tuple[li
     sum_address, row_bytes = sums.data_ptr(), dim * dtype.itemsize
     gradients: list[Tensor] = []
     targets = array("q")
-    for table, count, its_rows, its_sums in zip(tables, counts, rows.split(counts, 1), sums.split(counts), strict=True):
+    for table, count, its_rows, its_sums in zip(
+        tables, counts, torch.split(rows, counts, 1), torch.split(sums, counts), strict=True
+    ):
         if table.sparse:
             gradient = torch.sparse_coo_tensor(
                 its_rows, its_sums, table.shape, is_coalesced=True, check_invariants=False

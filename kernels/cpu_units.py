@@ -48,14 +48,14 @@ def prepare(shapes: Iterable[tuple[int, torch.dtype]], *, strict: bool = False) 
 def lookup_kernels(dim: int, dtype: torch.dtype) -> LookupKernels | None:
     """The look-up kernels for rows of ``dim`` numbers, or None where they cannot be built."""
     library = _library(Unit(kind="lookup", dim=dim, dtype=dtype))
-    return library and LookupKernels(library)
+    return None if library is None else LookupKernels(library)
 
 
 @functools.cache
 def update_kernels(dim: int, dtype: torch.dtype) -> UpdateKernels | None:
     """The optimizer kernels for rows of ``dim`` numbers, or None where they cannot be built."""
     library = _library(Unit(kind="update", dim=dim, dtype=dtype))
-    return library and UpdateKernels(library)
+    return None if library is None else UpdateKernels(library)
 
 
 def _library(unit: Unit) -> ctypes.CDLL | None:

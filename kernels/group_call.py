@@ -125,7 +125,7 @@ class GroupCall:
         addresses, strides = _side_by_side(buffer, dims)
         if self.one_buffer:
             return (buffer,), addresses, strides
-        views = zip(buffer.split(dims, 1), self._shapes(), strict=True)
+        views = zip(torch.split(buffer, list(dims), 1), self._shapes(), strict=True)
         return tuple([view.view(shape).data for view, shape in views]), addresses, strides
 
     # ------------------------------------------------------------ backward

@@ -1,7 +1,13 @@
-"""Optimizer updates for embedding tables, applied inside the step of a stock optimizer."""
+"""Optimizer updates for embedding tables, applied inside the step of a stock optimizer.
+
+``install()`` once; ``track(tables)`` for tables a planned graph looks up; for lazy ones ``catch_up(tables, ids)``
+before each look-up, ``keep_current(model)`` before compiling, and ``flush(tables)`` before anything else reads them.
+"""
 
 from __future__ import annotations
 
+from heterps_compile.optim.current import keep_current
+from heterps_compile.optim.lazy import catch_up, flush
 from heterps_compile.optim.step import install, track
 
-__all__ = ["install", "track"]
+__all__ = ["catch_up", "flush", "install", "keep_current", "track"]

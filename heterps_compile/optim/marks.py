@@ -1,7 +1,7 @@
-"""Which parameters are embedding tables of a planned graph: a plain attribute on the parameter itself.
+"""What is known of a parameter: whether it is a table of a planned graph, and whether its readers are watched.
 
-An attribute, not a weak reference, because ``torch.utils.swap_tensors`` refuses tensors that have weak references; a
-string, so that a pickled parameter needs nothing from here.
+Plain attributes on the parameter, not weak references, because ``torch.utils.swap_tensors`` refuses tensors that have
+weak references; strings and booleans, so that a pickled parameter needs nothing from here.
 """
 
 from __future__ import annotations
@@ -10,17 +10,28 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-MARK = "_heterps_table"
+TABLE, WATCHED = "_heterps_table", "_heterps_watched"
 SPARSE, LAZY = "sparse", "lazy"
 
 
 def mark(tables: Iterable[Tensor], kind: str) -> None:
     """Remember that these are tables; lazy is not taken back."""
     for table in tables:
-        if table.__dict__.get(MARK) not in (kind, LAZY):
-            setattr(table, MARK, kind)
+        if table.__dict__.get(TABLE) not in (kind, LAZY):
+            setattr(table, TABLE, kind)
 
 
 def kind_of(parameter: Tensor) -> str | None:
     """``"sparse"``, ``"lazy"``, or None for what is not a table of a planned graph."""
-    return parameter.__dict__.get(MARK)
+    kind: str | None = parameter.__dict__.get(TABLE)
+    return kind
+
+
+def watch(parameter: Tensor) -> None:
+    """Remember that whoever reads this parameter through its module brings it up to date first."""
+    setattr(parameter, WATCHED, True)
+
+
+def is_watched(parameter: Tensor) -> bool:
+    """See :func:`watch`."""
+    return WATCHED in parameter.__dict__

@@ -1,16 +1,14 @@
 """The fused update inside a stock optimizer's step.
 
-Enters: whatever ``optimizer.step()`` finds in ``p.grad``. Leaves: tables and ``optimizer.state[p]`` as torch would
-have left them, in torch's layout, and ``p.grad`` as the user had it. The stock step sees the gradients taken over as
-absent. What no recipe covers is left to torch. Hooks are global in torch, registered once, by :func:`install` only.
+Enters: whatever ``optimizer.step()`` finds in ``p.grad``. Leaves: tables and ``optimizer.state[p]`` as torch would have
+left them, in torch's layout, and ``p.grad`` as the user had it. The stock step sees the gradients taken over as absent.
+What no recipe covers is left to torch. Hooks are global in torch, registered once, by :func:`install` only.
 """
 
 from __future__ import annotations
 
 import functools
-from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import astuple
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,11 +17,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from heterps_compile.kernels.cpu_lookup import pointer
-from heterps_compile.kernels.cpu_update import STEP_BYTES
 from heterps_compile.optim import marks
-from heterps_compile.optim.rules import Group, Recipe, sparse_recipe
-from heterps_compile.optim.updates import Update, apply, fits, is_applicable
+from heterps_compile.optim.ready import steps_of
+from heterps_compile.optim.updates import apply
 
 _hidden: WeakKeyDictionary[Optimizer, list[tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 """Gradients out of sight between the two hooks; global because torch's hooks are."""
@@ -46,8 +42,6 @@ def track(tables: Iterable[Tensor], *, lazy: bool = False) -> None:
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _show(optimizer)  # a step that raised has left its gradients hidden
-    if not any(marks.kind_of(p) for group in optimizer.param_groups for p in group["params"]):
-        return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
         _take_over(optimizer)
@@ -76,46 +70,14 @@ def _show(optimizer: Optimizer) -> None:
 @torch.no_grad()
 def _take_over(optimizer: Optimizer) -> None:
     """Apply what recipes cover, and hide those gradients until the step is over."""
-    updates: list[Update] = []
-    steps = array("d")
-    found: list[tuple[Group, Recipe, Tensor]] = []
-    for group in optimizer.param_groups:
-        recipe = sparse_recipe(optimizer, group)
-        if recipe is not None:
-            tables = [p for p in group["params"] if marks.kind_of(p) == marks.SPARSE and is_applicable(p)]
-            found.extend((group, recipe, table) for table in tables if _state_fits(optimizer, recipe, table))
-    if not found:
+    if not any(marks.kind_of(p) for group in optimizer.param_groups for p in group["params"]):
         return
-    for group, recipe, table in found:
-        steps.extend(astuple(recipe.rates(group, _count_step(optimizer, recipe, table))))
-        steps.extend((0.0, 0.0, 0.0))
-    for k, (_, recipe, table) in enumerate(found):
-        assert table.grad is not None
-        updates.append(
-            Update(
-                rule=recipe.rule,
-                table=table,
-                grad=table.grad,
-                first=None,
-                second=optimizer.state[table][recipe.second] if recipe.second else None,
-                history=pointer(steps) + k * STEP_BYTES,
-                now=0,
-            )
-        )
-    apply(updates)
-    _hidden[optimizer] = [(update.table, update.grad) for update in updates]
-    for update in updates:
+    steps = steps_of(optimizer)
+    if not steps.updates:
+        return
+    apply(steps.updates)
+    for record in steps.records:
+        record.stepped()
+    _hidden[optimizer] = [(update.table, update.grad) for update in steps.updates]
+    for update in steps.updates:
         update.table.grad = None
-
-
-def _state_fits(optimizer: Optimizer, recipe: Recipe, table: Tensor) -> bool:
-    return recipe.second is None or fits(optimizer.state[table].get(recipe.second), table)
-
-
-def _count_step(optimizer: Optimizer, recipe: Recipe, table: Tensor) -> int:
-    """Count this step where torch counts it, and return its number."""
-    if not recipe.counts_steps:
-        return 1
-    step = optimizer.state[table]["step"]
-    step += 1
-    return int(step)
