@@ -6,6 +6,7 @@ counted.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ MAX_STAGES = 12
 MAX_REASONS = 14
 MAX_NOTES = 4
 NAME_COLUMNS = 34
+COLUMNS = 110
 
 
 def explain(plan: Plan) -> str:
@@ -24,7 +26,8 @@ def explain(plan: Plan) -> str:
     if not plan.stages:
         return "Nothing to place: the graph has no layers."
     parts = [_headline(plan), _rent(plan), _stages(plan), _why(plan), _alternatives(plan), _notes(plan)]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    wrapped = [line for text in parts[0] for line in textwrap.wrap(text, COLUMNS)]
+    return "\n\n".join("\n".join(part) for part in (wrapped, *parts[1:]) if part)
 
 
 def _headline(plan: Plan) -> list[str]:
@@ -150,7 +153,7 @@ def _alternatives(plan: Plan) -> list[str]:
 
 
 def _notes(plan: Plan) -> list[str]:
-    return [f"note: {note}" for note in plan.notes[:MAX_NOTES]]
+    return [line for note in plan.notes[:MAX_NOTES] for line in textwrap.wrap(f"note: {note}", COLUMNS)]
 
 
 def _cost(other: Alternative) -> float:
