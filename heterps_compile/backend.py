@@ -22,7 +22,7 @@ from heterps_compile.capture import ended_by
 from heterps_compile.compiled import CompiledGraph, alive, remember
 from heterps_compile.errors import GraphError, HeterpsError, HeterpsWarning, InfeasibleError, LoweringError
 from heterps_compile.options import Options
-from heterps_compile.passes.lower import Lower
+from heterps_compile.passes.lower import Lower, tables_read_whole
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.split import Split
 from heterps_compile.passes.trace import Trace
@@ -72,7 +72,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
         )
         _demand_feasible(plan)
     stages = Split(home=site.home)(gm, graph, site.cuts(plan))
-    lowered = [Lower(strict=options.strict, lazy_tables=options.lazy_tables)(stage) for stage in stages]
+    lower = Lower(strict=options.strict, lazy_tables=options.lazy_tables, read_whole=tables_read_whole(gm, graph))
+    lowered = [lower(stage) for stage in stages]
     return assemble(gm, example_inputs, graph, plan, lowered, site, options)
 
 

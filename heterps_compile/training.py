@@ -11,6 +11,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,9 @@ def compile_(model: M, **options: Any) -> M:
     """
     Options.parse(options)
     _warn_of_backward_hooks(model)
-    nn.Module.compile(model, backend=heterps, options=options or None)
     if options.get("lazy_tables"):
         optim.keep_current(model)
+    nn.Module.compile(model, backend=heterps, options=options or None)
     return model
 
 
@@ -67,12 +68,12 @@ class _TrainStep:
     def __init__(self, step: Step[Any], optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
         functools.update_wrapper(self, step)
         self.step, self.optimizer, self.options = step, optimizer, options
-        self._compiled: set[int] = set()
+        self._compiled: WeakSet[nn.Module] = WeakSet()
 
     def __call__(self, model: nn.Module, *batch: Any, **named: Any) -> Tensor:
-        if id(model) not in self._compiled:
+        if model not in self._compiled:
             compile_(model, **self.options)
-            self._compiled.add(id(model))
+            self._compiled.add(model)
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.step(model, *batch, **named)
         if not isinstance(loss, Tensor) or loss.numel() != 1:

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from heterps_compile import optim
 from heterps_compile.errors import LoweringError
 from heterps_compile.fx_ops import argument, op_name, written
-from heterps_compile.graph import Layer, Lookup
+from heterps_compile.graph import Layer, LayerGraph, Lookup
 from heterps_compile.kernels.lookup import lookup_group
 from heterps_compile.kernels.specs import GroupSpec, Layout, LookupSpec
 from heterps_compile.stage_graph import StageGraph
@@ -49,6 +50,8 @@ class LookupGroup(nn.Module):
         weights: list[torch.Tensor | None],
     ) -> tuple[torch.Tensor, ...]:
         """Rows of each look-up, as ``F.embedding`` or ``F.embedding_bag`` would give them."""
+        optim.track(tables, lazy=self.spec.lazy)
+        optim.catch_up([tables[lookup.table] for lookup in self.spec.lookups], ids)
         return lookup_group(self.spec, tables, ids, offsets, weights)
 
     def extra_repr(self) -> str:
@@ -58,23 +61,35 @@ class LookupGroup(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lower:
-    """``lazy_tables`` lets gradients of ``sparse=False`` tables stay sparse: the optimizer applies them exactly."""
+    """Lower one stage.
+
+    ``lazy_tables`` lets gradients of ``sparse=False`` tables stay sparse: the optimizer hook applies them exactly.
+    ``read_whole`` names tables that the graph also reads outside look-ups: their rows must always be up to date, so
+    their gradients stay dense.
+    """
 
     strict: bool = False
     lazy_tables: bool = False
+    read_whole: frozenset[str] = frozenset()
 
     def __call__(self, stage: StageGraph) -> LoweredStage:
         """Raises :class:`LoweringError` under ``strict`` for a look-up that has no kernel."""
         how = dict.fromkeys((layer.name for layer in stage.layers), f"torch eager on {stage.cut.device.type}")
         module = stage.module
+        if any(layer.lookups for layer in stage.layers):
+            optim.install()
         for layer in stage.layers:
             if not layer.lookups:
                 continue
             if stage.cut.device.type != "cpu":
                 how[layer.name] = self._eager(layer, f"look-up kernels are for cpu, the stage is on {stage.cut.device}")
                 continue
-            module, groups = _group_lookups(module, layer, lazy=self.lazy_tables)
-            how[layer.name] = f"{len(layer.lookups)} look-ups in {groups} generated C++ call{'s' * (groups > 1)}"
+            lazy = self.lazy_tables and not any(lookup.table in self.read_whole for lookup in layer.lookups)
+            module, groups = _group_lookups(module, layer, lazy=lazy)
+            gradients = ", lazy gradients" if lazy else ""
+            how[layer.name] = (
+                f"{len(layer.lookups)} look-ups in {groups} generated C++ call{'s' * (groups > 1)}{gradients}"
+            )
         return LoweredStage(stage=stage, run=module.forward, how=how)
 
     def _eager(self, layer: Layer, reason: str) -> str:
@@ -84,6 +99,18 @@ class Lower:
                 hint="place it on cpu (pin), or leave out strict",
             )
         return f"torch eager: {reason}"
+
+
+def tables_read_whole(gm: fx.GraphModule, graph: LayerGraph) -> frozenset[str]:
+    """Tables that something other than a look-up reads: tied output weights, a penalty on the whole table."""
+    lookups = {lookup.node: lookup.table for layer in graph for lookup in layer.lookups}
+    tables = set(lookups.values())
+    return frozenset(
+        value.name
+        for node in gm.graph.nodes
+        for value in node.all_input_nodes
+        if value.name in tables and lookups.get(node.name) != value.name
+    )
 
 
 def _group_lookups(module: fx.GraphModule, layer: Layer, *, lazy: bool) -> tuple[fx.GraphModule, int]:
