@@ -46,7 +46,7 @@ def node_work(node: fx.Node) -> Work:
     moved = num_bytes(node) + sum(num_bytes(source) for source in node.all_input_nodes)
     if not requires_grad(node):
         return Work(forward_flops=flops, forward_bytes=moved)
-    learning = sum(requires_grad(source) for source in node.all_input_nodes)
+    learning = sum(requires_grad(source) for source in _factors(node))
     heavy = kind in ("linear", "conv", "attention", "recurrent")
     # One product of the forward's size per operand that wants a gradient; pointwise work repeats itself once.
     # An attention or recurrent call holds several products, whose operands want gradients twice over.
@@ -57,6 +57,18 @@ def node_work(node: fx.Node) -> Work:
         forward_bytes=moved,
         backward_bytes=moved * (factor if heavy else 1),
     )
+
+
+def _factors(node: fx.Node) -> list[fx.Node]:
+    """The operands of a product; a bias is none."""
+    name = op_name(node).rstrip("_")
+    if name == "linear" or name.startswith("conv"):
+        values = [argument(node, 0, "input"), argument(node, 1, "weight")]
+    elif name in ("addmm", "addbmm", "baddbmm", "addmv"):
+        values = list(node.args[1:3])
+    else:
+        values = list(node.all_input_nodes)
+    return [value for value in values if isinstance(value, fx.Node)]
 
 
 def forward_flops(node: fx.Node, kind: OpKind) -> float:
