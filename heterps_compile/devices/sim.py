@@ -34,18 +34,10 @@ _AUTOCAST_LOWER = (
     *("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input", "scaled_dot_product_attention"),
 )
 _AUTOCAST_FP32 = (
-    *(
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-    ),
-    *("nll_loss", "nll_loss2d", "cross_entropy_loss", "kl_div", "cdist", "prod", "trace", "avg_pool3d", "grid_sampler"),
-    *("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss", "ctc_loss.Tensor"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy_loss", "nll_loss", "nll_loss2d"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "cosine_embedding_loss", "ctc_loss.Tensor"),
+    *("hinge_embedding_loss", "margin_ranking_loss", "triplet_margin_loss", "cdist", "prod", "trace", "grid_sampler"),
 )
-_AUTOCAST_WIDEST = ("cat", "stack")
 """The rows of torch's CPU autocast list (aten/src/ATen/autocast_mode.cpp) that models here meet."""
 
 
@@ -132,11 +124,9 @@ def _register_kernels() -> tuple[torch.library.Library, ...]:
     for name in WHOLE:
         aten.impl(name.removeprefix("aten::"), _whole(_operator(name.removeprefix("aten::"))), "AutogradPrivateUse1")
     for name in _AUTOCAST_LOWER:
-        aten.impl(name, _cast(_operator(name), _lower), "AutocastPrivateUse1")
+        aten.impl(name, _cast(_operator(name), lower=True), "AutocastPrivateUse1")
     for name in _AUTOCAST_FP32:
-        aten.impl(name, _cast(_operator(name), _to_float32), "AutocastPrivateUse1")
-    for name in _AUTOCAST_WIDEST:
-        aten.impl(name, _cast(_operator(name), _widest), "AutocastPrivateUse1")
+        aten.impl(name, _cast(_operator(name), lower=False), "AutocastPrivateUse1")
     return fallback, autocast, aten
 
 
@@ -153,18 +143,13 @@ def _whole(op: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: run_whole(op, args, kwargs)
 
 
-def _cast(op: Any, rule: Callable[[list[torch.Tensor]], torch.dtype]) -> Callable[..., Any]:
-    """An autocast kernel: bring what may be cast to the dtype of ``rule``, then run without autocast."""
+def _cast(op: Any, lower: bool) -> Callable[..., Any]:
+    """An autocast kernel: bring the operands to autocast's dtype, or all to float32, then run without autocast."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        found: list[torch.Tensor] = []
-        map_tensors(lambda tensor: found.append(tensor) if _may_cast(tensor) else None, (args, kwargs))
+        dtype = torch.get_autocast_dtype(DEVICE_NAME) if lower else torch.float32
+        args, kwargs = map_tensors(lambda tensor: tensor.to(dtype) if _may_cast(tensor) else tensor, (args, kwargs))
         with torch.autocast(DEVICE_NAME, enabled=False):
-            if found:
-                dtype = rule(found)
-                args, kwargs = map_tensors(
-                    lambda tensor: tensor.to(dtype) if _may_cast(tensor) else tensor, (args, kwargs)
-                )
             return op(*args, **kwargs)
 
     return run
@@ -172,15 +157,3 @@ def _cast(op: Any, rule: Callable[[list[torch.Tensor]], torch.dtype]) -> Callabl
 
 def _may_cast(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.device.type == DEVICE_NAME and tensor.dtype is not torch.float64
-
-
-def _lower(tensors: list[torch.Tensor]) -> torch.dtype:
-    return torch.get_autocast_dtype(DEVICE_NAME)
-
-
-def _to_float32(tensors: list[torch.Tensor]) -> torch.dtype:
-    return torch.float32
-
-
-def _widest(tensors: list[torch.Tensor]) -> torch.dtype:
-    return torch.float32 if any(tensor.dtype is torch.float32 for tensor in tensors) else tensors[0].dtype

@@ -331,7 +331,7 @@ def test_autocast_casts_what_it_casts_on_the_cpu() -> None:
         with torch.autocast(kind, dtype=torch.bfloat16):
             y = net(x.to(kind))
             both = torch.cat([y, target.to(kind)])
-            loss = F.mse_loss(y, target.to(kind))
+            loss = F.mse_loss(y, y.detach().relu())
         loss.backward()
         results[kind] = [y, both, loss, net.weight.grad]
     for ours, theirs in zip(results["sim"], results["cpu"], strict=True):
@@ -340,6 +340,12 @@ def test_autocast_casts_what_it_casts_on_the_cpu() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert twin(x.to("sim")).dtype is torch.float32  # as for CUDA tensors: another device's autocast
         assert Attention().to("sim")(torch.ones(1, 2, 6, device="sim")).dtype is torch.float32
+
+
+def test_compiled_code_is_cached_by_what_it_was_compiled_for() -> None:
+    first, same, other = (torch.ones(rows, 2, device="sim")._stable_hash_for_caching() for rows in (3, 3, 4))
+    assert first == same
+    assert first != other
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
