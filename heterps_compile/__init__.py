@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from heterps_compile.errors import HeterpsWarning as HeterpsWarning
     from heterps_compile.inspection import explain as explain
     from heterps_compile.inspection import is_planned as is_planned
-    from heterps_compile.plan import Plan as Plan
     from heterps_compile.planner import plan as plan
+    from heterps_compile.plans import Plan as Plan
     from heterps_compile.training import compile_ as compile_
     from heterps_compile.training import flush as flush
     from heterps_compile.training import train_step as train_step
@@ -31,7 +31,7 @@ _HOMES = {
     "HeterpsError": "errors",
     "HeterpsWarning": "errors",
     "Link": "cluster",
-    "Plan": "plan",
+    "Plan": "plans",
     "ResourceType": "cluster",
     "compile_": "training",
     "explain": "inspection",

@@ -14,7 +14,7 @@ from itertools import groupby
 from heterps_compile.cluster import Cluster
 from heterps_compile.errors import PlanError
 from heterps_compile.graph import LayerGraph
-from heterps_compile.plan import Plan, Stage, units_of
+from heterps_compile.plans import Plan, Stage, units_of
 
 
 def adopt(plan: Plan, graph: LayerGraph, cluster: Cluster, *, default: str) -> Plan:

@@ -20,7 +20,7 @@ from heterps_compile.options import Options
 from heterps_compile.passes.batch_axis import BatchAxis
 from heterps_compile.passes.lower import LoweredStage
 from heterps_compile.placing import Place, placer
-from heterps_compile.plan import Plan
+from heterps_compile.plans import Plan
 from heterps_compile.row_split import RowSplit
 from heterps_compile.runtime.local import LocalPipeline, StageProgram
 from heterps_compile.site import Site, static_inputs

@@ -26,8 +26,8 @@ from heterps_compile.passes.lower import Lower, tables_read_whole
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.split import Split
 from heterps_compile.passes.trace import Trace
-from heterps_compile.plan import Plan
 from heterps_compile.planning import plan_costs
+from heterps_compile.plans import Plan
 from heterps_compile.site import Site
 
 _ONE_AT_A_TIME = threading.RLock()

@@ -14,7 +14,7 @@ from heterps_compile.options import POLICIES
 if TYPE_CHECKING:
     from heterps_compile.cluster import Cluster
     from heterps_compile.costs import CostTable
-    from heterps_compile.plan import Plan
+    from heterps_compile.plans import Plan
 
 STDOUT = "-"
 
@@ -128,7 +128,7 @@ def _plan_model(arguments: argparse.Namespace) -> Plan:
 
 def explain(arguments: argparse.Namespace) -> int:
     """Print a saved plan in words."""
-    from heterps_compile.plan import Plan
+    from heterps_compile.plans import Plan
 
     print(Plan.load(arguments.plan).explain())
     return 0

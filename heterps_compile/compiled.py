@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from heterps_compile.graph import LayerGraph
-from heterps_compile.plan import Plan
+from heterps_compile.plans import Plan
 
 Run = Callable[..., tuple[Any, ...]]
 

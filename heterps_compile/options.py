@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from heterps_compile.cluster import Cluster
 from heterps_compile.errors import OptionError
-from heterps_compile.plan import Plan
+from heterps_compile.plans import Plan
 
 ENVIRONMENT_VARIABLE = "HETERPS_OPTIONS"
 

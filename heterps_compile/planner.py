@@ -23,8 +23,8 @@ from heterps_compile.graph import Edge, LayerGraph
 from heterps_compile.options import Options, ProfileMode
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.trace import Trace
-from heterps_compile.plan import Plan
 from heterps_compile.planning import plan_costs
+from heterps_compile.plans import Plan
 
 
 def plan(

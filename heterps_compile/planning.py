@@ -27,7 +27,7 @@ from heterps_compile.errors import InfeasibleError, OptionError, PlanError
 from heterps_compile.passes.fuse import Fuse
 from heterps_compile.passes.place import POLICIES, Found, fastest, num_placements, policy_named
 from heterps_compile.passes.place.rules import RULES, candidates
-from heterps_compile.plan import Alternative, Plan, Reason, Stage, units_of
+from heterps_compile.plans import Alternative, Plan, Reason, Stage, units_of
 from heterps_compile.provision import Stages, provision, score
 
 CHEAP_POLICIES = ("cpu-only", "gpu-only", "heuristic", "greedy")

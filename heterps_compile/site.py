@@ -19,7 +19,7 @@ from heterps_compile.errors import DeviceError, HeterpsWarning
 from heterps_compile.fx_values import is_parameter, placeholders
 from heterps_compile.graph import LayerGraph
 from heterps_compile.options import Options
-from heterps_compile.plan import Plan
+from heterps_compile.plans import Plan
 from heterps_compile.stage_graph import Cut
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from heterps_compile.errors import PlanError
-from heterps_compile.plan import Graph, Stage
+from heterps_compile.plans import Graph, Stage
 
 
 @dataclass(frozen=True, kw_only=True)

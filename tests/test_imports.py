@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "heterps_compile"
 FOLDERS = {PACKAGE: PACKAGE, f"{PACKAGE}.passes": "passes", f"{PACKAGE}.kernels": "kernels"}
 
-DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plan", "options", "row_split")
+DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plans", "options", "row_split")
 FACTS = ("fx", "quotient", "cache", "calibrate")  # fx_*.py: facts about FX nodes, for several passes
 EQUATIONS = ("cost_model", "provision")
 ENGINE = ("runtime", "devices", "optim", "data", "models", "metrics", "report", "export")
@@ -34,13 +34,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(FACTS, ("errors", *DATA, *FACTS)),
     **dict.fromkeys(EQUATIONS, ("errors", *DATA, *EQUATIONS)),
     "kernels": ("errors",),
-    "passes": (*BELOW_PASSES, "devices"),
+    "passes": (*BELOW_PASSES, "devices", "optim"),
     **dict.fromkeys(ENGINE, (*BELOW_PASSES, *ENGINE)),
     "optim": (*BELOW_PASSES, *ENGINE, "kernels"),
 }
 KERNELS_MAY_IMPORT = ("torch", "triton", "numpy")
 MAY_IMPORT_KERNELS = ("lower",)
-SHORTCUTS = {("plan", "report"), ("plan", "export"), ("compiled", "report")}
+SHORTCUTS = {("plans", "report"), ("plans", "export"), ("compiled", "report")}
 """Methods such as ``Plan.explain()`` that a user looks for on the value and that only hand on to the code above it."""
 
 
@@ -237,7 +237,7 @@ def test_allowed_imports_pass(tmp_path: Path) -> None:
         "heterps_compile/__init__.py": "def plan():\n    from heterps_compile.backend import plan",
         "heterps_compile/backend.py": "from heterps_compile.passes.lower import Lower\nimport networkx",
         "heterps_compile/runtime/__init__.py": "from heterps_compile.runtime.local import run",
-        "heterps_compile/runtime/local.py": "import heterps_compile.plan, heterps_compile.runtime.queue",
+        "heterps_compile/runtime/local.py": "import heterps_compile.plans, heterps_compile.runtime.queue",
         "heterps_compile/runtime/queue.py": "from heterps_compile.errors import DeviceError",
         "passes/lower.py": "from heterps_compile.kernels import cpu\nfrom heterps_compile.errors import LoweringError",
         "kernels/cpu.py": "import ctypes, torch, triton\nfrom heterps_compile.errors import LoweringError",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from heterps_compile.plan import Alternative, Plan, Reason, Stage
+    from heterps_compile.plans import Alternative, Plan, Reason, Stage
 
 MAX_TYPES = 8
 MAX_STAGES = 12

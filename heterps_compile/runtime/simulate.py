@@ -22,7 +22,7 @@ from heterps_compile.cluster import Cluster
 from heterps_compile.cost_model import CostModel, stage_time_s
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import PlanError
-from heterps_compile.plan import Plan
+from heterps_compile.plans import Plan
 from heterps_compile.provision import Stages
 
 Times = npt.NDArray[np.float64]

@@ -20,7 +20,7 @@ from heterps_compile.passes.place.reach import fastest
 from heterps_compile.passes.place.rl import rl, rl_rnn
 from heterps_compile.passes.place.rules import cpu_only, gpu_only, heuristic
 from heterps_compile.passes.place.search import brute_force, genetic, greedy, num_placements
-from heterps_compile.plan import Placement
+from heterps_compile.plans import Placement
 
 __all__ = ["POLICIES", "Found", "Place", "PolicyFunction", "fastest", "num_placements", "policy_named"]
 

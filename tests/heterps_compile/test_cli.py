@@ -17,7 +17,7 @@ from heterps_compile import cli
 from heterps_compile.cli_factory import UsageError, load
 from heterps_compile.errors import HeterpsWarning
 from heterps_compile.models import WideDeep
-from heterps_compile.plan import Plan
+from heterps_compile.plans import Plan
 
 COSTS = {
     "version": 1,

@@ -15,7 +15,7 @@ from heterps_compile.catalog import CATALOG
 from heterps_compile.cluster import Cluster, ResourceType, closest
 from heterps_compile.costs import CostLayer, CostTable, LayerCost
 from heterps_compile.errors import FileFormatError, OptionError, PlanError
-from heterps_compile.plan import Alternative, Plan, Reason, Stage
+from heterps_compile.plans import Alternative, Plan, Reason, Stage
 
 FLEET = """\
 version: 1

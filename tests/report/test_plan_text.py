@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from heterps_compile.costs import CostTable
-from heterps_compile.plan import Plan
 from heterps_compile.planning import plan_costs
+from heterps_compile.plans import Plan
 
 
 def table(num_layers: int) -> CostTable:
