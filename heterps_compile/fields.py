@@ -47,7 +47,8 @@ class Record:
         """Refuse fields that are not in ``allowed``, naming the close ones."""
         for name in self.values:
             if name not in allowed:
-                close = difflib.get_close_matches(name, allowed, n=2, cutoff=0.5)
+                inside = [known for known in allowed if name and known.startswith(name)]
+                close = inside or difflib.get_close_matches(name, allowed, n=2)
                 near = f"; did you mean {' or '.join(close)}?" if close else ""
                 place = describe(self.origin, (*self.path, name))
                 raise FileFormatError(f"{place}: unknown field (allowed: {', '.join(allowed)}{near})")

@@ -29,6 +29,10 @@ from heterps_compile.passes.place.found import Found
 from heterps_compile.passes.place.limits import Limited, cheapest_within_limits
 from heterps_compile.provision import EQUAL, Stages, next_time_s, provision
 
+SCOUTS = 12
+LONG_CHAIN, LONG_SLACK = 300, 0.01
+"""Chains above this many layers are proven to this fraction only: each point of the sweep then skips as much time."""
+
 
 @dataclass(slots=True)
 class Incumbent:
@@ -68,10 +72,24 @@ def exact(
     known = Incumbent(first=first)
     if start is not None:
         known.offer(model, start)
+    _scout(model, known, deadline)
     groups = [group for group in model.bound if model.allowed[group[0]].sum() > 1]
     bound = _branch(model, groups, known, deadline)
     bound = known.cost if bound >= known.cost * EQUAL else bound
     return Found(chosen=known.chosen, cost=known.cost, lower_bound=bound, notes=tuple(sorted(known.notes)))
+
+
+def _scout(model: CostModel, known: Incumbent, deadline: float) -> None:
+    """A good placement early on, from times halved again and again, lets the sweep skip most of its points."""
+    time_s = model.slowest_s
+    for _ in range(SCOUTS):
+        result = cheapest(model, model.prefix, time_s, model.price_usd_per_h, model.price_usd_per_h)
+        fractional = float(cost_usd_per_million_samples(result.fractional, time_s))
+        if known.enough or result.chosen is None or fractional >= known.cost or time.monotonic() > deadline:
+            return
+        if all(len(set(result.chosen[list(group)].tolist())) == 1 for group in model.bound):
+            known.offer(model, result.chosen)
+        time_s /= 2
 
 
 def _branch(model: CostModel, groups: list[tuple[int, ...]], known: Incumbent, deadline: float) -> float:
@@ -128,13 +146,14 @@ def sweep(model: CostModel, known: Incumbent, deadline: float, bound: float = 0.
     """Sweep the time per sample downwards; returns a bound on every placement (inf: none reaches the floor)."""
     prefix, price = model.prefix, model.price_usd_per_h
     time_s = model.slowest_s
+    slack = LONG_SLACK if model.num_layers > LONG_CHAIN else 0.0
     lagrange = np.zeros(model.num_types)
     while True:
         result = cheapest(model, prefix, time_s, price, price + lagrange)
         rest = _fractional_cost(model, result, lagrange, time_s)
-        bound = max(bound, min(rest, known.cost))
+        bound = max(bound, min(rest, known.cost * (1 - slack)))
         if not np.isfinite(result.value) or rest >= known.cost * EQUAL:
-            return known.cost if np.isfinite(known.cost) else float("inf")
+            return max(bound, known.cost * (1 - slack)) if np.isfinite(known.cost) else float("inf")
         if known.enough:
             return bound
         if time.monotonic() > deadline:
@@ -144,13 +163,13 @@ def sweep(model: CostModel, known: Incumbent, deadline: float, bound: float = 0.
         known.offer(model, result.chosen)
         here = provision_at(model, result.chosen, time_s)
         if here is not None:
-            time_s = next_time_s(here[0], result.value, known.cost)
+            time_s = next_time_s(here[0], result.value, known.cost) * (1 - slack)
             continue
         limited = cheapest_within_limits(model, prefix, time_s, deadline)
         if limited.chosen is not None:
             known.offer(model, limited.chosen)
         if not np.isfinite(limited.bound):
-            return known.cost if np.isfinite(known.cost) else float("inf")
+            return max(bound, known.cost * (1 - slack)) if np.isfinite(known.cost) else float("inf")
         next_s = _after_limits(model, limited, time_s, known.cost)
         if next_s >= time_s:
             known.notes.add("limits couple the stages too much for a proof in the time given")

@@ -6,6 +6,7 @@ placements than it could score in minutes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -26,7 +27,7 @@ def brute_force(model: CostModel, seed: int = 0, time_limit_s: float = 600.0) ->
     size = num_placements(model)
     if size > MAX_BRUTE_FORCE:
         raise OptionError(
-            f"policy brute-force would score {size:.2g} placements (allowed: {MAX_BRUTE_FORCE})",
+            f"policy brute-force would score about 1e{len(str(size)) - 1} placements (allowed: {MAX_BRUTE_FORCE})",
             hint="use policy exact, which gives the same answer",
         )
     deadline = time.monotonic() + time_limit_s
@@ -41,11 +42,11 @@ def brute_force(model: CostModel, seed: int = 0, time_limit_s: float = 600.0) ->
     return Found(chosen=chosen, cost=best, lower_bound=best)
 
 
-def num_placements(model: CostModel) -> float:
+def num_placements(model: CostModel) -> int:
     """How many placements there are, layers that share a table counted once."""
     followers = {index for group in model.bound for index in group[1:]}
     counts = [n for index, n in enumerate(model.allowed.sum(axis=1).tolist()) if index not in followers]
-    return float(np.prod(np.array(counts, dtype=float))) if counts else 1.0
+    return math.prod(counts)
 
 
 def all_placements(model: CostModel) -> Iterator[Ints]:
