@@ -196,6 +196,11 @@ def test_arithmetic_with_a_symbolic_batch_size_is_refused(record: Any, composed:
     assert "mul calculates with the batch size" in BatchAxis()(gm, example_inputs).reason
 
 
+def test_two_dimensions_of_the_batch_are_refused(record: Any, composed: type) -> None:
+    ((gm, example_inputs),) = record(composed(lambda m, x: (x + 1, x.new_zeros(len(x), len(x)))), X, dynamic=True)
+    assert "new_zeros gives a size that depends on the batch" in BatchAxis()(gm, example_inputs).reason
+
+
 def test_the_trial_leaves_no_trace(record: Any, composed: type) -> None:
     model = composed(lambda m, x: autocast_inside(m, F.dropout(x)) @ x, a=nn.Linear(6, 7))  # fails inside autocast
     ((gm, example_inputs),) = record(model, X)

@@ -96,6 +96,17 @@ def writes_inside(m: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     return logit, copied[:, 1:3].add_(1)
 
 
+def draws_ids(m: nn.Module, x: Tensor) -> Tensor:
+    dropped = F.dropout(m.a(x))
+    return dropped + m.table(torch.randint(0, 40, (len(x),)))
+
+
+def looks_up_what_it_wrote(m: nn.Module, x: Tensor) -> Tensor:
+    before = m.a(x.clone())
+    x.fill_(3)
+    return before + m.table(x[:, 0].long())
+
+
 def writes_input(m: nn.Module, x: Tensor) -> Tensor:
     before = x + 1
     x.mul_(2)
@@ -103,7 +114,7 @@ def writes_input(m: nn.Module, x: Tensor) -> Tensor:
 
 
 def linear(*widths: int) -> dict[str, nn.Module]:
-    return {name: nn.Linear(*widths) for name in "abc"[:3]}
+    return {name: nn.Linear(*widths) for name in "abc"}
 
 
 X = torch.randn(BATCH, 6)
@@ -133,6 +144,8 @@ CASES: dict[str, tuple[Callable[[type], nn.Module], tuple[Tensor, ...]]] = {
         lambda c: c(lambda m, x: m.a(F.dropout(x)) + F.dropout(m.a(x + torch.rand_like(x)), 0.3), a=nn.Linear(6, 6)),
         (X,),
     ),
+    "random ids": (lambda c: c(draws_ids, a=nn.Linear(6, 6), table=nn.Embedding(40, 6)), (X,)),
+    "written ids": (lambda c: c(looks_up_what_it_wrote, a=nn.Linear(6, 6), table=nn.Embedding(40, 6)), (X,)),
     "two towers": (
         lambda c: c(
             lambda m, u, i: (m.a(m.table(u).mean(1)) * m.b(m.table(i).mean(1))).sum(-1),
@@ -254,13 +267,28 @@ def test_an_autocast_region_is_not_cut(record: Any, composed: type) -> None:
 
 
 def test_a_tuple_and_what_takes_it_apart_share_a_layer(record: Any, composed: type) -> None:
-    model = composed(lambda m, x: m.a(x[:, :3]) * m.b(x.split(3, 1)[1]) + m.a(x.split(3, 1)[0]), **linear(3, 2))
-    ((gm, inputs),) = record(model, X)
+    def call(m: nn.Module, i: Tensor) -> Tensor:
+        first, second = i.split([1, 2], 1)
+        return torch.cat([m.t(first).sum(1), m.u(second).sum(1)], 1)
+
+    ((gm, inputs),) = record(composed(call, t=nn.Embedding(40, 3), u=nn.Embedding(40, 5)), ids(BATCH, 3))
     graph = Trace()(gm, inputs)
-    for node in gm.graph.nodes:
-        if isinstance(node.meta.get("example_value"), tuple):
-            (home,) = (layer for layer in graph if node.name in layer.nodes)
-            assert {user.name for user in node.users} <= set(home.nodes)
+    assert graph.names()[:2] == ("emb(1 table x 3)", "emb(1 table x 5)")
+    assert {"split", "first", "second"} <= set(graph["emb(1 table x 3)"].nodes)
+
+
+def test_writes_stay_with_the_memory_they_write_to(record: Any, composed: type) -> None:
+    def call(m: nn.Module, x: Tensor) -> Tensor:
+        logit = m.a(x)
+        other = m.b(x)
+        logit += m.c(other)
+        return logit
+
+    ((gm, inputs),) = record(composed(call, **linear(6, 6)), X)
+    graph = Trace()(gm, inputs)
+    (home,) = (layer for layer in graph if "logit" in layer.nodes)
+    assert "logit_1" in home.nodes
+    assert graph.names() == ("b", "c", "a")
 
 
 def test_amounts_of_a_linear_layer(record: Any) -> None:
