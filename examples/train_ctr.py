@@ -114,7 +114,15 @@ def make_optimizers(name: str, model: nn.Module, lr: float) -> list[torch.optim.
 def load(args: argparse.Namespace) -> tuple[ClickLog, ClickLog, float | None]:
     """Training and held-out clicks, and the planted AUC of generated ones."""
     if args.train is None:
-        recipe = Recipe(num_samples=args.samples, rows=(args.rows,) * 26, active_rows=2000, shift=30.0, seed=args.seed)
+        rows = (args.rows,) * 26
+        recipe = Recipe(
+            num_samples=args.samples,
+            test_samples=args.samples // 5,
+            rows=rows,
+            active_rows=2000,
+            shift=30.0,
+            seed=args.seed,
+        )
         clicks = generate(recipe)
         return clicks.train, clicks.test, clicks.planted_auc
     train = read_criteo(args.train, rows=args.rows)
