@@ -16,7 +16,8 @@ from torch import fx
 
 from heterps_compile.cluster import Cluster, ResourceType
 from heterps_compile.errors import DeviceError, HeterpsWarning
-from heterps_compile.fx_values import is_parameter, placeholders
+from heterps_compile.fx_ops import written
+from heterps_compile.fx_values import is_parameter, placeholders, storages
 from heterps_compile.graph import LayerGraph
 from heterps_compile.options import Options
 from heterps_compile.plans import Plan
@@ -82,19 +83,30 @@ class Site:
         warnings.warn(message + ", at that device's speed", HeterpsWarning, stacklevel=2)
 
     def pinned(self, graph: LayerGraph, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> dict[str, str]:
-        """Types of layers whose parameters an earlier plan of the same model already moved away from home."""
+        """Layers that have no choice of type, in a cluster of several.
+
+        Their parameters were moved away from home by an earlier plan of the same model; or they write into an input of
+        the caller's, which a copy on another device would hide.
+        """
+        if len(self.devices) < 2:
+            return {}
         names = [node.name for node in placeholders(gm)]
+        static = {names[index] for index in static_inputs(gm, example_inputs)}
         moved = {
             names[index]: example_inputs[index].device.type
             for index in static_inputs(gm, example_inputs)
             if example_inputs[index].device.type != self.home.type
         }
+        own = {key for node in placeholders(gm) if node.name not in static for key in storages(node)}
+        nodes = {node.name: node for node in gm.graph.nodes}
         by_device = {device.type: name for name, device in reversed(self.devices.items())}
         pins = {}
         for layer in graph:
             devices = {moved[name] for name in layer.parameters if name in moved} & set(by_device)
             if devices:
                 pins[layer.name] = by_device[devices.pop()]
+            elif any(own & set(storages(target)) for name in layer.nodes for target in written(nodes[name])):
+                pins[layer.name] = self.home_type
         return pins
 
 

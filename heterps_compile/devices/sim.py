@@ -10,6 +10,7 @@ Once installed, ``torch.accelerator`` names ``sim`` as the accelerator of the pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,7 +50,8 @@ def is_installed() -> bool:
 def install() -> torch.device:
     """Make ``sim`` known to torch, once per process; returns ``sim:0``.
 
-    Raises :class:`DeviceError` where another extension holds torch's only device type for extensions.
+    Raises :class:`DeviceError` where another extension holds torch's only device type for extensions, and where the
+    process has already run a backward pass.
     """
     with _INSTALLING:
         if not is_installed():
@@ -62,7 +64,22 @@ def install() -> torch.device:
             module = _DeviceModule()
             _setup_privateuseone_for_python_backend(DEVICE_NAME, backend_module=module)
             module.kernels = _register_kernels()
+        _demand_gradients()
         return torch.device(DEVICE_NAME, 0)
+
+
+@functools.cache
+def _demand_gradients() -> None:
+    """Raise where autograd cannot reach ``sim``: it counts devices at the first backward of a process, and only then.
+    """
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            torch.ones(1, device=DEVICE_NAME, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise DeviceError(
+            "the simulated accelerator came too late: torch counted its devices at this process's first backward()",
+            hint="call heterps_compile.devices.sim.install() at the start of the program",
+        ) from error
 
 
 class _DeviceModule:

@@ -415,3 +415,15 @@ def test_inference_mode_knows_both_devices() -> None:
             model(ours)
     with pytest.raises(DeviceError, match=r"aten\.lstm.*two devices"):
         model(torch.ones(2, 3, device="sim"))
+
+
+def test_installing_after_the_first_backward_says_what_to_do() -> None:
+    code = (
+        "import torch; torch.ones(1, requires_grad=True).sum().backward()\n"
+        "from heterps_compile.devices import sim\n"
+        "sim.install()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "DeviceError: the simulated accelerator came too late" in done.stderr
+    assert "at the start of the program" in done.stderr

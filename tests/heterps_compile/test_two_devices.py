@@ -57,6 +57,7 @@ def test_trains_as_eager_with_parameters_on_both_devices(build: type[nn.Module],
     with torch.no_grad():
         torch.testing.assert_close(compiled.eval()(*batch(6, 9)), reference.eval()(*batch(6, 9)), rtol=2e-4, atol=2e-4)
     text = heterps_compile.explain(compiled)
+    assert f"microbatches: {microbatches}" in text
     assert "sim:0" in text
     assert "generated C++" in text
 
@@ -73,3 +74,23 @@ def test_a_type_without_a_device_here_is_rehearsed_with_one_warning_or_refused()
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="run the plan where the device is"):
         torch.compile(model, backend="heterps", options={**options, "strict": True})(*batch())
+
+
+def test_a_layer_that_writes_into_an_input_stays_where_the_input_is() -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+            hidden = self.first(x).relu()
+            seen.add_(hidden.detach().sum(0))
+            return self.second(hidden)
+
+    model = Writes()
+    x, ours, theirs = torch.randn(5, 3), torch.zeros(4), torch.zeros(4)
+    expected = model(x, theirs)
+    compiled = torch.compile(model, backend="heterps", options={"cluster": CLUSTER, "pin": {"second": "sim"}})
+    torch.testing.assert_close(compiled(x, ours), expected)
+    torch.testing.assert_close(ours, theirs)
+    assert model.second.weight.device.type == "sim"
