@@ -73,7 +73,9 @@ class CostModel:
     @property
     def prefix(self) -> Floats:
         """(L + 1, T, 4): sums of the terms of the layers before each cut."""
-        return np.concatenate([np.zeros((1, *self.terms.shape[1:])), np.cumsum(self.terms, axis=0)])
+        sums = np.concatenate([np.zeros((1, *self.terms.shape[1:])), np.cumsum(self.terms, axis=0)])
+        columns = np.ascontiguousarray(np.moveaxis(sums, 2, 0))
+        return np.moveaxis(columns, 0, 2)  # every formula reads one column: keep each contiguous
 
     def restricted(self, allowed: Bools) -> CostModel:
         """The same problem with fewer choices."""

@@ -30,7 +30,7 @@ from heterps_compile.passes.place.limits import Limited, cheapest_within_limits
 from heterps_compile.provision import EQUAL, Stages, next_time_s, provision
 
 SCOUTS = 12
-LONG_CHAIN, LONG_SLACK = 300, 0.01
+LONG_CHAIN, LONG_SLACK = 300, 0.015
 """Chains above this many layers are proven to this fraction only: each point of the sweep then skips as much time."""
 
 
@@ -81,9 +81,9 @@ def exact(
 
 def _scout(model: CostModel, known: Incumbent, deadline: float) -> None:
     """A good placement early on, from times halved again and again, lets the sweep skip most of its points."""
-    time_s = model.slowest_s
+    time_s, prefix = model.slowest_s, model.prefix
     for _ in range(SCOUTS):
-        result = cheapest(model, model.prefix, time_s, model.price_usd_per_h, model.price_usd_per_h)
+        result = cheapest(model, prefix, time_s, model.price_usd_per_h, model.price_usd_per_h)
         fractional = float(cost_usd_per_million_samples(result.fractional, time_s))
         if known.enough or result.chosen is None or fractional >= known.cost or time.monotonic() > deadline:
             return
