@@ -19,7 +19,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def figure(printed: str, before: str) -> float:
     """The number that follows some words."""
-    return float(printed.split(before, 1)[1].split()[0])
+    return float(printed.split(before, 1)[1].split()[0].rstrip(","))
 
 
 @pytest.mark.parametrize("arguments", [["--model", "dlrm"], ["--model", "widedeep", "--optimizer", "adam"]])
