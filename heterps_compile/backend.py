@@ -87,6 +87,7 @@ def _demand_feasible(plan: Plan) -> None:
 
 
 def _compile_or_stay_eager(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options) -> CompiledGraph:
+    reason: Exception
     try:
         return compile_graph(gm, example_inputs, options)
     except (GraphError, LoweringError) as error:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,7 +85,7 @@ class Settings:
         """Stock Adagrad; its first steps are as long as its learning rate, which tables bear and wide MLPs do not."""
         tables = [p for name, p in model.named_parameters() if name.startswith("embeddings.")]
         others = [p for name, p in model.named_parameters() if not name.startswith("embeddings.")]
-        groups = [{"params": tables, "lr": self.table_learning_rate}, {"params": others}]
+        groups: list[dict[str, Any]] = [{"params": tables, "lr": self.table_learning_rate}, {"params": others}]
         return torch.optim.Adagrad(groups, lr=self.dense_learning_rate)
 
 

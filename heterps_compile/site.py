@@ -32,8 +32,7 @@ def static_inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> tuple[in
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """``home`` is the device of the caller's tensors; ``devices`` maps each resource type to a device of this machine.
-    """
+    """``home`` is the device of the caller's tensors; ``devices`` gives each resource type a device of this machine."""
 
     home: torch.device
     cluster: Cluster
@@ -99,7 +98,7 @@ class Site:
         }
         own = {key for node in placeholders(gm) if node.name not in static for key in storages(node)}
         nodes = {node.name: node for node in gm.graph.nodes}
-        by_device = {device.type: name for name, device in reversed(self.devices.items())}
+        by_device = {device.type: name for name, device in reversed(list(self.devices.items()))}
         pins = {}
         for layer in graph:
             devices = {moved[name] for name in layer.parameters if name in moved} & set(by_device)

@@ -8,7 +8,7 @@ at each change of device; Paddle's splitter allows only a palindromic chain, thi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +115,7 @@ def _rehome(node: fx.Node, device: torch.device) -> None:
         node.args = (node.args[0], device, *node.args[2:])
 
 
-def _attributes_on(gm: fx.GraphModule, graph: fx.Graph, device: torch.device) -> Mapping[str, Any]:
+def _attributes_on(gm: fx.GraphModule, graph: fx.Graph, device: torch.device) -> dict[str, Any]:
     """The attributes a stage reads, tensors among them copied to its device (constants: never parameters)."""
     attributes: dict[str, Any] = {}
     for node in graph.nodes:

@@ -85,7 +85,7 @@ def power_law_ranks(num_ids: int, rows: int, recipe: Recipe, generator: Generato
     power = 1.0 - recipe.skew
     start, end = (1.0 + recipe.shift) ** power, (active + 1.0 + recipe.shift) ** power
     uniform = torch.rand(num_ids, generator=generator, dtype=torch.float64)
-    ranks = (start + uniform * (end - start)) ** (1 / power) - 1.0 - recipe.shift
+    ranks: Tensor = (start + uniform * (end - start)) ** (1 / power) - 1.0 - recipe.shift
     return ranks.long().clamp_(0, active - 1)
 
 
