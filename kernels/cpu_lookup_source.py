@@ -27,8 +27,8 @@ struct Call {
 };
 enum Mode { NONE, SUM, MEAN, MAX };
 enum Status { FINE = 0, BAD_ID = 1, BAD_OFFSETS = 2 };
-constexpr int64_t BLOCK = 64;    // output rows per task: 64 x 26 x 64 B stays in L2
-constexpr int64_t AHEAD = 12;    // rows between prefetch and use
+constexpr int64_t BLOCK = 128;   // output rows per task: 128 x 26 x 64 B stays in L2
+constexpr int64_t AHEAD = 16;    // rows between prefetch and use
 constexpr int64_t CHUNK = 1024;  // pairs per task of the backward sum; fixed, so that sums do not depend on threads
 constexpr int64_t ALONE = 32768; // a table with more ids than this is sorted by all threads together
 
@@ -167,18 +167,22 @@ extern "C" int64_t heterps_weights_backward(const Fixed* fixed, const Call* call
 
 struct Job {  // all look-ups of one table
   int64_t first, last;       // its look-ups
-  int64_t base, count = 0;   // its pairs: keys[base, base + count)
-  int64_t chunk, rows;       // its first chunk; rows of the table
-  bool pooled = false, scaled = false, simple = false;
-  const uint64_t* sorted = nullptr;
-  int64_t distinct = 0;
+  int64_t base, size;        // its pairs: keys[base, base + size)
+  int64_t count;             // pairs left when those of padding, which sort last, are cut off
+  int64_t chunk, rows;       // its first chunk; rows of the table, which is also the row number given to padding
+  bool pooled, scaled, simple;
+  const uint64_t* sorted;
+  int64_t distinct;
 };
+
+struct Piece { int64_t job, lookup, begin, end; };  // ids of a look-up, or bags if it pools
 
 struct Plan {
   std::vector<Fixed> fixed;
   std::vector<Call> calls;
   std::vector<int64_t> start;              // per look-up: position of its first id within its job
   std::vector<Job> jobs;
+  std::vector<Piece> pieces;
   std::vector<int64_t> chunk_job, heads;   // per chunk: its job; rows that begin before it
   std::unique_ptr<uint64_t[]> keys, spare; // row << 32 | position within the job
   std::unique_ptr<uint32_t[]> bag;         // per position, when a job is pooled
@@ -187,7 +191,7 @@ struct Plan {
 
 static inline uint32_t row_of(uint64_t key) { return uint32_t(key >> 32); }
 
-// Bag and factor of every position of a look-up, bags [begin, end).
+// Bag and factor of the ids of one bag, positions [begin, end).
 static void describe(Plan& plan, const Job& job, int64_t l, const int64_t* rows, int64_t bag, int64_t begin,
                      int64_t end) {
   const Call& call = plan.calls[l];
@@ -201,52 +205,63 @@ static void describe(Plan& plan, const Job& job, int64_t l, const int64_t* rows,
   }
 }
 
-// Appends the (row, position) pairs of one look-up to its job.
-static void fill(Plan& plan, Job& job, int64_t l, Fault* fault) {
-  const Fixed& fixed = plan.fixed[l];
-  const Call& call = plan.calls[l];
-  uint64_t* keys = plan.keys.get() + job.base;
-  int64_t rows[1024];
-  if (job.pooled && fixed.mode != NONE) {
-    std::vector<int64_t> long_bag;
-    for (int64_t bag = 0; bag < call.bags; bag++) {
-      const int64_t begin = bag_begin(call, bag), end = bag_begin(call, bag + 1), count = end - begin;
-      int64_t* ids = rows;
-      if (count > 1024) { long_bag.resize(count); ids = long_bag.data(); }
-      if (!read_rows(fixed, call, l, begin, count, ids, fault)) return;
-      describe(plan, job, l, ids, bag, begin, end);
-      for (int64_t k = 0; k < count; k++)
-        if (ids[k] != fixed.padding)
-          keys[job.count++] = uint64_t(ids[k]) << 32 | uint64_t(plan.start[l] + begin + k);
-    }
-    return;
+// The (row, position) pairs of ids [begin, end); returns how many are padding.
+static int64_t pair_up(Plan& plan, const Job& job, int64_t l, const int64_t* rows, int64_t begin, int64_t end) {
+  uint64_t* keys = plan.keys.get() + job.base + plan.start[l];
+  int64_t padded = 0;
+  for (int64_t k = begin; k < end; k++) {
+    const bool padding = rows[k - begin] == plan.fixed[l].padding;
+    padded += padding;
+    keys[k] = uint64_t(padding ? job.rows : rows[k - begin]) << 32 | uint64_t(plan.start[l] + k);
   }
-  for (int64_t begin = 0; begin < call.count(); begin += 1024) {
-    const int64_t count = std::min<int64_t>(1024, call.count() - begin);
-    if (!read_rows(fixed, call, l, begin, count, rows, fault)) return;
-    for (int64_t k = 0; k < count; k++)
-      if (rows[k] != fixed.padding) keys[job.count++] = uint64_t(rows[k]) << 32 | uint64_t(plan.start[l] + begin + k);
-  }
-  if (job.scaled)
-    for (int64_t k = 0; k < call.count(); k++) plan.factor[job.base + plan.start[l] + k] = 1;
+  return padded;
 }
 
-static int bits_of(int64_t rows) { return rows > 1 ? 64 - __builtin_clzll(uint64_t(rows - 1)) : 1; }
+static void fill(Plan& plan, const Piece& piece, Fault* fault) {
+  Job& job = plan.jobs[piece.job];
+  const int64_t l = piece.lookup;
+  const Fixed& fixed = plan.fixed[l];
+  const Call& call = plan.calls[l];
+  int64_t padded = 0;
+  std::vector<int64_t> rows(1024);
+  if (fixed.mode != NONE) {
+    for (int64_t bag = piece.begin; bag < piece.end; bag++) {
+      const int64_t begin = bag_begin(call, bag), end = bag_begin(call, bag + 1);
+      if (end - begin > int64_t(rows.size())) rows.resize(end - begin);
+      if (!read_rows(fixed, call, l, begin, end - begin, rows.data(), fault)) return;
+      describe(plan, job, l, rows.data(), bag, begin, end);
+      padded += pair_up(plan, job, l, rows.data(), begin, end);
+    }
+  } else {
+    for (int64_t begin = piece.begin; begin < piece.end; begin += 1024) {
+      const int64_t end = std::min(begin + 1024, piece.end);
+      if (!read_rows(fixed, call, l, begin, end - begin, rows.data(), fault)) return;
+      padded += pair_up(plan, job, l, rows.data(), begin, end);
+      if (job.scaled)
+        for (int64_t k = begin; k < end; k++) plan.factor[job.base + plan.start[l] + k] = 1;
+    }
+  }
+  #pragma omp atomic
+  job.count -= padded;
+}
+
+static int64_t largest_row(const Job& job) { return job.count < job.size ? job.rows : job.rows - 1; }
+static int bits_of(int64_t row) { return 64 - __builtin_clzll(uint64_t(row) | 1); }
 
 static void sort_alone(Plan& plan, Job& job) {
   uint64_t *from = plan.keys.get() + job.base, *to = plan.spare.get() + job.base;
-  if (job.count < 512) {
-    std::sort(from, from + job.count);  // the position in the low half keeps equal rows in order
+  if (job.size < 512) {
+    std::sort(from, from + job.size);  // the position in the low half keeps equal rows in order
   } else {
-    const int bits = bits_of(job.rows), passes = (bits + 10) / 11, digit = (bits + passes - 1) / passes;
+    const int bits = bits_of(largest_row(job)), passes = (bits + 10) / 11, digit = (bits + passes - 1) / passes;
     const uint64_t mask = (uint64_t(1) << digit) - 1;
     uint32_t place[2048];
     for (int shift = 32; shift < 32 + bits; shift += digit) {
       std::memset(place, 0, (mask + 1) * sizeof(uint32_t));
-      for (int64_t i = 0; i < job.count; i++) place[(from[i] >> shift) & mask]++;
+      for (int64_t i = 0; i < job.size; i++) place[(from[i] >> shift) & mask]++;
       uint32_t sum = 0;
       for (uint64_t k = 0; k <= mask; k++) { const uint32_t count = place[k]; place[k] = sum; sum += count; }
-      for (int64_t i = 0; i < job.count; i++) to[place[(from[i] >> shift) & mask]++] = from[i];
+      for (int64_t i = 0; i < job.size; i++) to[place[(from[i] >> shift) & mask]++] = from[i];
       std::swap(from, to);
     }
   }
@@ -256,16 +271,16 @@ static void sort_alone(Plan& plan, Job& job) {
 // The same sort with all threads of the team: counts and moves go by pieces, in the order of the pieces.
 static void sort_together(Plan& plan, Job& job, std::vector<int64_t>& place) {
   uint64_t *from = plan.keys.get() + job.base, *to = plan.spare.get() + job.base;
-  const int bits = bits_of(job.rows), passes = (bits + 10) / 11, digit = (bits + passes - 1) / passes;
+  const int bits = bits_of(largest_row(job)), passes = (bits + 10) / 11, digit = (bits + passes - 1) / passes;
   const uint64_t mask = (uint64_t(1) << digit) - 1;
-  const int64_t piece = 16384, pieces = (job.count + piece - 1) / piece;
+  const int64_t piece = 16384, pieces = (job.size + piece - 1) / piece;
   for (int shift = 32; shift < 32 + bits; shift += digit) {
     #pragma omp single
     place.assign(pieces * (mask + 1), 0);
     #pragma omp for schedule(static)
     for (int64_t p = 0; p < pieces; p++) {
       int64_t* mine = place.data() + p * (mask + 1);
-      for (int64_t i = p * piece; i < std::min(job.count, (p + 1) * piece); i++) mine[(from[i] >> shift) & mask]++;
+      for (int64_t i = p * piece; i < std::min(job.size, (p + 1) * piece); i++) mine[(from[i] >> shift) & mask]++;
     }
     #pragma omp single
     {
@@ -279,7 +294,7 @@ static void sort_together(Plan& plan, Job& job, std::vector<int64_t>& place) {
     #pragma omp for schedule(static)
     for (int64_t p = 0; p < pieces; p++) {
       int64_t* mine = place.data() + p * (mask + 1);
-      for (int64_t i = p * piece; i < std::min(job.count, (p + 1) * piece); i++)
+      for (int64_t i = p * piece; i < std::min(job.size, (p + 1) * piece); i++)
         to[mine[(from[i] >> shift) & mask]++] = from[i];
     }
     std::swap(from, to);
@@ -302,18 +317,23 @@ static void lay_out(Plan& plan, const int64_t* job_first) {
   bool pooled = false, scaled = false;
   for (size_t j = 0; j < plan.jobs.size(); j++) {
     Job& job = plan.jobs[j];
+    job = Job{};
     job.first = job_first[j]; job.last = job_first[j + 1]; job.base = base; job.chunk = chunk;
     job.rows = plan.fixed[job.first].rows;
-    int64_t size = 0;
     for (int64_t l = job.first; l < job.last; l++) {
-      plan.start[l] = size;
-      size += plan.calls[l].count();
+      const Call& call = plan.calls[l];
+      plan.start[l] = job.size;
+      job.size += call.count();
       job.pooled |= plan.fixed[l].mode != NONE;
-      job.scaled |= plan.fixed[l].mode == MEAN || plan.calls[l].weights;
+      job.scaled |= plan.fixed[l].mode == MEAN || call.weights;
+      const int64_t piece = plan.fixed[l].mode == NONE ? 4096 : 512;
+      for (int64_t begin = 0; begin < call.bags; begin += piece)
+        plan.pieces.push_back({int64_t(j), l, begin, std::min(begin + piece, call.bags)});
     }
+    job.count = job.size;
     job.simple = !job.pooled && job.last == job.first + 1;
     pooled |= job.pooled; scaled |= job.scaled;
-    base += size; chunk += (size + CHUNK - 1) / CHUNK;
+    base += job.size; chunk += (job.size + CHUNK - 1) / CHUNK;
     plan.chunk_job.resize(chunk, int64_t(j));
   }
   plan.heads.assign(chunk, 0);
@@ -332,25 +352,29 @@ extern "C" Plan* heterps_plan(const Fixed* fixed, const Call* calls, int64_t num
   plan->start.assign(num_lookups, 0);
   plan->jobs.resize(num_jobs);
   lay_out(*plan, job_first);
+  const int64_t num_pieces = int64_t(plan->pieces.size());
   int64_t total = 0;
-  for (const Call& call : plan->calls) total += call.count();
+  for (const Job& job : plan->jobs) total += job.size;
   std::vector<int64_t> place;
   #pragma omp parallel num_threads(num_threads) if (total > 2048)
   {
     #pragma omp for schedule(dynamic, 1)
-    for (int64_t j = 0; j < num_jobs; j++) {
-      Job& job = plan->jobs[j];
-      for (int64_t l = job.first; l < job.last; l++) fill(*plan, job, l, fault);
-      if (fault->status || job.count > ALONE) continue;
-      sort_alone(*plan, job);
-      for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
-    }
-    for (int64_t j = 0; j < num_jobs; j++) {
-      Job& job = plan->jobs[j];
-      if (fault->status || job.count <= ALONE) continue;
-      sort_together(*plan, job, place);
-      #pragma omp for schedule(static)
-      for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
+    for (int64_t p = 0; p < num_pieces; p++) fill(*plan, plan->pieces[p], fault);
+    if (!fault->status) {  // the same for all threads: the loop above ends with a barrier
+      #pragma omp for schedule(dynamic, 1)
+      for (int64_t j = 0; j < num_jobs; j++) {
+        Job& job = plan->jobs[j];
+        if (job.size > ALONE) continue;
+        sort_alone(*plan, job);
+        for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
+      }
+      for (int64_t j = 0; j < num_jobs; j++) {
+        Job& job = plan->jobs[j];
+        if (job.size <= ALONE) continue;
+        sort_together(*plan, job, place);
+        #pragma omp for schedule(static)
+        for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
+      }
     }
   }
   if (fault->status) return nullptr;

@@ -95,6 +95,23 @@ static inline void apply(real* w, real* m, real* v, const real* g, const Step& s
   }
 }
 
+template <int RULE>
+struct Row {  // a row in registers, written back when done
+  static constexpr bool FIRST = RULE == MOMENTUM || RULE == NESTEROV || RULE == ADAM;
+  static constexpr bool SECOND = RULE == ADAGRAD || RULE == RMSPROP || RULE == ADAM;
+  real w[DIM], m[FIRST ? DIM : 1], v[SECOND ? DIM : 1];
+  Row(const Table& table, int64_t row) {
+    load_row(table.weight + row * DIM, w);
+    if (FIRST) load_row(table.first + row * DIM, m);
+    if (SECOND) load_row(table.second + row * DIM, v);
+  }
+  void write(const Table& table, int64_t row) {
+    store_row(w, table.weight + row * DIM);
+    if (FIRST) store_row(m, table.first + row * DIM);
+    if (SECOND) store_row(v, table.second + row * DIM);
+  }
+};
+
 // Steps (from, to] of a row without gradient.
 template <int RULE>
 static void replay(const Table& table, int64_t from, int64_t to, real* w, real* m, real* v) {
@@ -115,24 +132,10 @@ static void replay(const Table& table, int64_t from, int64_t to, real* w, real* 
   const real less1 = real(std::exp(end.sum1 - begin.sum1)), less2 = real(std::exp(end.sum2 - begin.sum2));
   for (int64_t d = 0; d < DIM; d++) {
     if (RULE == ADAM) w[d] *= decay;
-    if (m && m[d] != 0) m[d] *= less1;
-    if (v && v[d] != 0) v[d] *= less2;
+    if (Row<RULE>::FIRST && m[d] != 0) m[d] *= less1;
+    if (Row<RULE>::SECOND && v[d] != 0) v[d] *= less2;
   }
 }
-
-struct Row {  // a row in registers, written back when done
-  real w[DIM], m[DIM], v[DIM];
-  void read(const Table& table, int64_t row) {
-    load_row(table.weight + row * DIM, w);
-    if (table.first) load_row(table.first + row * DIM, m);
-    if (table.second) load_row(table.second + row * DIM, v);
-  }
-  void write(const Table& table, int64_t row) {
-    store_row(w, table.weight + row * DIM);
-    if (table.first) store_row(m, table.first + row * DIM);
-    if (table.second) store_row(v, table.second + row * DIM);
-  }
-};
 
 template <int RULE>
 static void update_piece(const Table& table, int64_t begin, int64_t end) {
@@ -143,25 +146,22 @@ static void update_piece(const Table& table, int64_t begin, int64_t end) {
       if (table.last) __builtin_prefetch(table.last + ahead, 1);
     }
     const int64_t row = table.row(i);
-    Row held;
+    Row<RULE> held(table, row);
     real g[DIM];
-    held.read(table, row);
     load_row(table.grad + i * DIM, g);
-    real *m = table.first ? held.m : nullptr, *v = table.second ? held.v : nullptr;
     if (table.last) {
-      replay<RULE>(table, table.last[row], table.now - 1, held.w, m, v);
+      replay<RULE>(table, table.last[row], table.now - 1, held.w, held.m, held.v);
       table.last[row] = int32_t(table.now);
     }
-    apply<RULE>(held.w, m, v, g, table.history[table.now]);
+    apply<RULE>(held.w, held.m, held.v, g, table.history[table.now]);
     held.write(table, row);
   }
 }
 
 template <int RULE>
 static void catch_up_row(const Table& table, int64_t row, int64_t from) {
-  Row held;
-  held.read(table, row);
-  replay<RULE>(table, from, table.now, held.w, table.first ? held.m : nullptr, table.second ? held.v : nullptr);
+  Row<RULE> held(table, row);
+  replay<RULE>(table, from, table.now, held.w, held.m, held.v);
   held.write(table, row);
 }
 
