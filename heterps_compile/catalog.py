@@ -1,10 +1,10 @@
 """Prices and datasheet rates of resource types one can rent; plain data, any field can be overridden in a cluster file.
 
 One unit is a physical core (two hardware threads where the cloud sells threads) or a card. ``flops_per_s`` is the
-dense fp32 peak without tensor cores, since that is what stock training code uses; bandwidths are datasheet peaks.
-Rates are from the vendors' datasheets. Prices are list prices in the region named, **noted down from memory at the
-date given**: check them before you rent. ``network_bytes_per_s`` is a unit's share of its host's network. Spot prices
-are 0 where not known.
+dense fp32 peak without tensor cores, since that is what stock training code uses; bandwidths are peaks. Rates follow
+the vendors' datasheets and prices the list prices of the region named, but both were **noted down from memory at the
+date given**: check them before you rent, and override what differs. ``network_bytes_per_s`` is a unit's share of its
+host's network. Spot prices are 0 where not known.
 """
 
 from __future__ import annotations

@@ -39,11 +39,11 @@ def plan(
     replicas: Mapping[str, int] | None = None,
     profile: ProfileMode = "auto",
 ) -> Plan:
-    """Plan ``model(*example_inputs)`` for ``cluster`` (this machine by default) with at least ``min_throughput``
-    samples per second.
+    """Plan ``model(*example_inputs)`` for ``cluster`` (this machine by default).
 
-    Raises :class:`OptionError`, :class:`FileFormatError`, and :class:`InfeasibleError` with the best reachable
-    throughput.
+    ``min_throughput`` is in samples per second. Where it is out of reach the plan has ``feasible=False`` and holds the
+    best that can be reached, with what binds. Raises :class:`OptionError`, :class:`FileFormatError`, and
+    :class:`InfeasibleError` when nothing fits the limits at any throughput.
     """
     given = {"cluster": cluster, "min_throughput": min_throughput, "policy": policy, "seed": seed, "profile": profile}
     options = Options.parse({**given, "pin": pin or {}, "replicas": replicas or {}})

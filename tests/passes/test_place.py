@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from heterps_compile import options
 from heterps_compile.cost_model import CostModel
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import InfeasibleError, OptionError, PlanError
@@ -321,3 +322,7 @@ def test_a_plan_with_wrong_predictions_is_refused() -> None:
     plan = plan_costs(costs, min_throughput=100_000.0)
     with pytest.raises(PlanError, match=r"the plan says cost_usd_per_million_samples = 1, its stages give"):
         check_predictions(replace(plan, cost_usd_per_million_samples=1.0), costs, costs.cluster())
+
+
+def test_the_options_list_exactly_the_policies_there_are() -> None:
+    assert set(options.POLICIES) == set(POLICIES)
