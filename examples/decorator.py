@@ -14,7 +14,7 @@ from heterps_compile.data import Recipe, generate
 from heterps_compile.metrics import auc
 from heterps_compile.models import DeepFM
 
-clicks = generate(Recipe(num_samples=100_000, test_samples=20_000, rows=(20_000,) * 26))
+clicks = generate(Recipe(num_samples=100_000, test_samples=20_000, rows=(20_000,) * 26, active_rows=500))
 torch.manual_seed(0)
 model = DeepFM(clicks.train.rows, dim=16)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
