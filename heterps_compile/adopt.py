@@ -18,8 +18,7 @@ from heterps_compile.plans import Plan, Stage, units_of
 
 
 def adopt(plan: Plan, graph: LayerGraph, cluster: Cluster, *, default: str) -> Plan:
-    """The plan for ``graph``; ``default`` is the type of leading layers unknown to the plan. Raises :class:`PlanError`.
-    """
+    """The plan for ``graph``; ``default`` is the type of leading layers the plan does not know. Raises PlanError."""
     if tuple(name for stage in plan.stages for name in stage.layers) == graph.names():
         plan.validate(graph, cluster)
         return plan
@@ -45,8 +44,7 @@ def adopt(plan: Plan, graph: LayerGraph, cluster: Cluster, *, default: str) -> P
 
 
 def _spread(placement: Mapping[str, str], graph: LayerGraph, default: str) -> dict[str, str]:
-    """Give every layer a type: the plan's, else that of a layer it shares a parameter with, else the previous layer's.
-    """
+    """A type for every layer: the plan's, else that of a layer it shares a parameter with, else the previous one's."""
     bound = {name: group for group in graph.bound for name in group}
     spread: dict[str, str] = {}
     previous = default

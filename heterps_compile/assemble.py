@@ -13,8 +13,8 @@ import torch
 from torch import fx
 
 from heterps_compile.compiled import CompiledGraph, LayerReport, Report, Run
-from heterps_compile.fx_ops import is_random
-from heterps_compile.fx_values import placeholders
+from heterps_compile.fx.ops import is_random
+from heterps_compile.fx.values import placeholders
 from heterps_compile.graph import LayerGraph
 from heterps_compile.options import Options
 from heterps_compile.passes.batch_axis import BatchAxis

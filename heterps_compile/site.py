@@ -16,8 +16,8 @@ from torch import fx
 
 from heterps_compile.cluster import Cluster, ResourceType
 from heterps_compile.errors import DeviceError, HeterpsWarning
-from heterps_compile.fx_ops import written
-from heterps_compile.fx_values import is_parameter, placeholders, storages
+from heterps_compile.fx.ops import written
+from heterps_compile.fx.values import is_parameter, placeholders, storages
 from heterps_compile.graph import LayerGraph
 from heterps_compile.options import Options
 from heterps_compile.plans import Plan

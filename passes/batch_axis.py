@@ -2,7 +2,7 @@
 
 Enters: a Dynamo graph and its example inputs. Leaves: a :class:`BatchVerdict` with the :class:`RowSplit` the runtime
 carries out, or the operation that stands in the way. Nothing is computed: the graph runs on fake tensors, with a batch
-size no literal in it can stand for, while ``fx_rows_trial.Trial`` follows the batch. What is not proved is refused:
+size no literal in it can stand for, while ``fx.rows_trial.Trial`` follows the batch. What is not proved is refused:
 sums, normalisation or softmax over the batch inside a graph, writes to buffers, batch sizes written as literals.
 
 Random masks drawn per element (dropout) pass: rows stay independent, though other rows get other numbers than unsplit.
@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode  # torch 2.13.0: no public name; Dynamo's own fake mode
 
-from heterps_compile.fx_lookups import parse_lookup
-from heterps_compile.fx_ops import mode_switch, op_kind, op_name, written
-from heterps_compile.fx_rows import Batch, NotRowwise, Offsets, Partial, Ragged, Rows
-from heterps_compile.fx_rows_trial import Trial
-from heterps_compile.fx_values import (
+from heterps_compile.fx.lookups import parse_lookup
+from heterps_compile.fx.ops import mode_switch, op_kind, op_name, written
+from heterps_compile.fx.rows import Batch, NotRowwise, Offsets, Partial, Ragged, Rows
+from heterps_compile.fx.rows_trial import Trial
+from heterps_compile.fx.values import (
     batch_size,
     call_stack,
     example,

@@ -19,7 +19,7 @@ from torch import fx, nn
 
 from heterps_compile import optim
 from heterps_compile.errors import LoweringError
-from heterps_compile.fx_ops import argument, op_name, written
+from heterps_compile.fx.ops import argument, op_name, written
 from heterps_compile.graph import Layer, LayerGraph, Lookup
 from heterps_compile.kernels.lookup import lookup_group
 from heterps_compile.kernels.specs import GroupSpec, Layout, LookupSpec

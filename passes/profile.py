@@ -23,7 +23,7 @@ from torch import fx
 from heterps_compile import cache
 from heterps_compile.cluster import ASSUMED_LATENCY_S, ASSUMED_NETWORK_BYTES_PER_S, Cluster, ResourceType
 from heterps_compile.costs import CostLayer, CostTable, LayerCost
-from heterps_compile.fx_run import LayerRun, measure
+from heterps_compile.fx.run import LayerRun, measure
 from heterps_compile.graph import Layer, LayerGraph
 
 EFFICIENCY: dict[str, tuple[float, float]] = {

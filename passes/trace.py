@@ -20,13 +20,13 @@ from itertools import pairwise
 from torch import fx
 
 from heterps_compile.errors import GraphError, OptionError
-from heterps_compile.fx_layers import describe_layers
-from heterps_compile.fx_lookups import parse_lookup
-from heterps_compile.fx_ops import CHEAP, is_random, mode_regions, op_kind, written
-from heterps_compile.fx_values import call_stack, example, num_bytes, parameter_names, requires_grad, shape, storages
-from heterps_compile.fx_work import node_work
+from heterps_compile.fx.layers import describe_layers
+from heterps_compile.fx.lookups import parse_lookup
+from heterps_compile.fx.ops import CHEAP, is_random, mode_regions, op_kind, written
+from heterps_compile.fx.quotient import Quotient, components
+from heterps_compile.fx.values import call_stack, example, num_bytes, parameter_names, requires_grad, shape, storages
+from heterps_compile.fx.work import node_work
 from heterps_compile.graph import LayerGraph, Lookup
-from heterps_compile.quotient import Quotient, components
 
 SMALL_CALL = 2
 """A leaf module that holds at most this many cheap operations is no layer of its own (an activation, a bias)."""

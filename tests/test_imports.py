@@ -21,7 +21,7 @@ PACKAGE = "heterps_compile"
 FOLDERS = {PACKAGE: PACKAGE, f"{PACKAGE}.passes": "passes", f"{PACKAGE}.kernels": "kernels"}
 
 DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plans", "options", "row_split")
-FACTS = ("fx", "quotient", "cache", "calibrate")  # fx_*.py: facts about FX nodes, for several passes
+FACTS = ("fx", "cache", "calibrate")
 EQUATIONS = ("cost_model", "provision")
 ENGINE = ("runtime", "devices", "optim", "data", "models", "metrics", "report", "export")
 BELOW_PASSES = ("errors", *DATA, *FACTS, *EQUATIONS)
@@ -60,8 +60,7 @@ class Import:
 def part_of(module: str) -> str:
     """``heterps_compile.passes.place.rl`` -> ``passes``; the package itself -> ``heterps_compile``."""
     names = module.split(".")
-    part = names[1] if names[0] == PACKAGE and len(names) > 1 else names[0]
-    return "fx" if part.startswith("fx_") else part
+    return names[1] if names[0] == PACKAGE and len(names) > 1 else names[0]
 
 
 def pass_of(module: str) -> str:

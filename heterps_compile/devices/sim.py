@@ -70,8 +70,7 @@ def install() -> torch.device:
 
 @functools.cache
 def _demand_gradients() -> None:
-    """Raise where autograd cannot reach ``sim``: it counts devices at the first backward of a process, and only then.
-    """
+    """Raise where autograd cannot reach ``sim``: it counts devices once, at the first backward of a process."""
     try:
         with torch.inference_mode(False), torch.enable_grad():
             torch.ones(1, device=DEVICE_NAME, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heterps_compile.fx_values import size_hint
+from heterps_compile.fx.values import size_hint
 from heterps_compile.models import MODELS
 from heterps_compile.passes.batch_axis import BatchAxis
 from heterps_compile.row_split import Merge

@@ -13,7 +13,7 @@ from torch import nn
 
 from heterps_compile.cluster import Cluster
 from heterps_compile.costs import CostTable
-from heterps_compile.fx_run import LayerRun
+from heterps_compile.fx.run import LayerRun
 from heterps_compile.models import DLRM
 from heterps_compile.passes import profile
 from heterps_compile.passes.profile import Profile, estimate, parallel_part

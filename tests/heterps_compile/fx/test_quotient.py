@@ -7,7 +7,7 @@ import random
 import networkx as nx
 import pytest
 
-from heterps_compile.quotient import Quotient, components
+from heterps_compile.fx.quotient import Quotient, components
 
 
 def random_dag(seed: int, num_nodes: int = 24) -> list[tuple[int, int]]:

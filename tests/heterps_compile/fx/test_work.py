@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from heterps_compile.fx_work import node_work
+from heterps_compile.fx.work import node_work
 
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "linear": (F.linear, ((5, 7, 6), (4, 6), (4,))),

@@ -14,8 +14,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from heterps_compile import cli_planning, cli_running
-from heterps_compile.cli_factory import UsageError
+from heterps_compile.cli import planning, running
+from heterps_compile.cli.factory import UsageError
 from heterps_compile.errors import FileFormatError, HeterpsError, HeterpsWarning, OptionError
 
 SUCCESS, FAILURE, USAGE = 0, 1, 2
@@ -27,12 +27,12 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="heterps", description=__doc__.splitlines()[0], allow_abbrev=False)
     top.add_argument("--version", action="store_true", help="print the version and exit")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    cli_running.add_demo(commands)
-    cli_planning.add_plan(commands)
-    cli_planning.add_explain(commands)
-    cli_planning.add_profile(commands)
-    cli_running.add_train(commands)
-    cli_running.add_doctor(commands)
+    running.add_demo(commands)
+    planning.add_plan(commands)
+    planning.add_explain(commands)
+    planning.add_profile(commands)
+    running.add_train(commands)
+    running.add_doctor(commands)
     return top
 
 
@@ -94,7 +94,3 @@ def _say(error: HeterpsError, code: int) -> int:
     hint = f" (hint: {error.hint})" if error.hint else ""
     print(" ".join(f"heterps: error: {error.message}{hint}".split()), file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from heterps_compile.fx_values import tensors
+from heterps_compile.fx.values import tensors
 
 
 class NotRowwise(Exception):

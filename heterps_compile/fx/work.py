@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from heterps_compile.fx_ops import OpKind, argument, op_kind, op_name
-from heterps_compile.fx_values import num_bytes, numel, requires_grad, shape
+from heterps_compile.fx.ops import OpKind, argument, op_kind, op_name
+from heterps_compile.fx.values import num_bytes, numel, requires_grad, shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

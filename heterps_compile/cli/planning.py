@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heterps_compile.cli_factory import FORM, UsageError, load
+from heterps_compile.cli.factory import FORM, UsageError, load
 from heterps_compile.options import POLICIES
 
 if TYPE_CHECKING:

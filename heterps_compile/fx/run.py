@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from heterps_compile.fx_ops import op_name
-from heterps_compile.fx_values import example, num_bytes, shape, size_hint
+from heterps_compile.fx.ops import op_name
+from heterps_compile.fx.values import example, num_bytes, shape, size_hint
 from heterps_compile.graph import Layer
 
 TABLE_BYTES = 2**28

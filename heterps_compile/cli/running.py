@@ -29,20 +29,20 @@ def add_doctor(commands: Any) -> None:
 
 def demo(arguments: argparse.Namespace) -> int:
     """0 when the model learned what was planted."""
-    from heterps_compile.demo import main
+    from heterps_compile.cli.demo import main
 
     return main(arguments.rest)
 
 
 def train(arguments: argparse.Namespace) -> int:
     """Train, test, print."""
-    from heterps_compile.cli_train import main
+    from heterps_compile.cli.train import main
 
     return main(arguments.rest)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
     """1 when something essential fails."""
-    from heterps_compile.doctor import main
+    from heterps_compile.cli.doctor import main
 
     return main()

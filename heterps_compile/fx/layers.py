@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
-from heterps_compile.fx_lookups import ids_per_call, parse_lookup, row_bytes
-from heterps_compile.fx_ops import CHEAP, OpKind, op_kind, op_name, written
-from heterps_compile.fx_values import batch_size, call_stack, module_path, num_bytes
-from heterps_compile.fx_work import Work, node_work
+from heterps_compile.fx.lookups import ids_per_call, parse_lookup, row_bytes
+from heterps_compile.fx.ops import CHEAP, OpKind, op_kind, op_name, written
+from heterps_compile.fx.values import batch_size, call_stack, module_path, num_bytes
+from heterps_compile.fx.work import Work, node_work
 from heterps_compile.graph import Edge, Layer, LayerGraph, LayerKind, Lookup
 
 _BY_RANK: tuple[OpKind, ...] = ("lookup", "norm", "loss", "reduction", "pointwise", "other", "view", "mode")

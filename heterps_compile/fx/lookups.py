@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from heterps_compile.fx_ops import argument
-from heterps_compile.fx_values import example, numel, shape
+from heterps_compile.fx.ops import argument
+from heterps_compile.fx.values import example, numel, shape
 from heterps_compile.graph import Lookup
 
 Mode = Literal["none", "sum", "mean", "max"]

@@ -180,7 +180,7 @@ def _triton_can(ability: str) -> Check:
             return Check(name=name, found="no GPU here: kernels are compiled ahead and interpreted only")
     environment = {**os.environ, "TRITON_INTERPRET": "1" if ability == "interpret" else "0"}
     # A process of its own: triton reads TRITON_INTERPRET once, when it is imported.
-    command = [sys.executable, "-m", "heterps_compile.doctor_triton", ability]
+    command = [sys.executable, "-m", "heterps_compile.cli.doctor_triton", ability]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=TRITON_LIMIT_S, check=False
@@ -190,5 +190,5 @@ def _triton_can(ability: str) -> Check:
     if done.returncode == 0:
         return Check(name=name, found=done.stdout.strip())
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    hint = f"run {Path(sys.executable).name} -m heterps_compile.doctor_triton {ability} to see all of it"
+    hint = f"run {Path(sys.executable).name} -m heterps_compile.cli.doctor_triton {ability} to see all of it"
     return Check(name=name, found=f"failed: {last}", ok=False, hint=hint)

@@ -1,7 +1,7 @@
 """A trial run on fake tensors that follows the batch through every ATen operation.
 
 Enters: fake tensors marked with where their batch is, then whatever runs under the mode. Leaves: the same marks for the
-results. Refused: see ``fx_rows.py``; also writes to a tensor the trial was given, and random numbers that all rows of a
+results. Refused: see ``fx/rows.py``; also writes to a tensor the trial was given, and random numbers that all rows of a
 batch would share.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heterps_compile import fx_rows as rule
-from heterps_compile.fx_rows import Batch, Call, NotRowwise, Offsets, Partial, Ragged, Rows
-from heterps_compile.fx_values import tensors
+from heterps_compile.fx import rows as rule
+from heterps_compile.fx.rows import Batch, Call, NotRowwise, Offsets, Partial, Ragged, Rows
+from heterps_compile.fx.values import tensors
 
 
 def _table(**rows: str) -> dict[str, rule.Rule]:

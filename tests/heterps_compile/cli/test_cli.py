@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from heterps_compile import cli
-from heterps_compile.cli_factory import UsageError, load
+from heterps_compile.cli.factory import UsageError, load
 from heterps_compile.errors import HeterpsWarning
 from heterps_compile.models import WideDeep
 from heterps_compile.plans import Plan
@@ -217,7 +217,7 @@ def test_our_warnings_are_one_line_on_stderr(
         warnings.warn("emb runs slower", HeterpsWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setattr("heterps_compile.cli_planning.explain", explain)
+    monkeypatch.setattr("heterps_compile.cli.planning.explain", explain)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         assert cli.main(["explain", "plan.json"]) == 0
