@@ -36,29 +36,31 @@ UNWATCHED = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A table about to make step ``number``; ``record`` says where its rows stand, or is None where no row ever
-    waits.
-    """
+    """A table about to step, with its state made; ``is_first``: that was just now."""
 
     table: Tensor
-    group: Group
     recipe: Recipe
     state: dict[str, Tensor]
-    number: int
-    record: Record | None = None
+    is_first: bool = False
 
-    def update(self, clock: Clock) -> Update:
+    def moments(self) -> tuple[Tensor | None, Tensor | None]:
+        """State the kernels change, in the places they expect it."""
+        first, second = self.recipe.first, self.recipe.second
+        return self.state[first] if first else None, self.state[second] if second else None
+
+    def update(self, clock: Clock, record: Record | None) -> Update:
         """The step that ``clock`` has just counted."""
         assert self.table.grad is not None
+        first, second = self.moments()
         return Update(
             rule=self.recipe.rule,
             table=self.table,
             grad=self.table.grad,
-            first=self.state[self.recipe.first] if self.recipe.first else None,
-            second=self.state[self.recipe.second] if self.recipe.second else None,
+            first=first,
+            second=second,
             history=pointer(clock.steps),
             now=clock.now,
-            last=self.record.last if self.record else None,
+            last=record.last if record else None,
             horizon=clock.horizon,
         )
 
@@ -74,36 +76,59 @@ class Steps:
 
 def steps_of(optimizer: Optimizer) -> Steps:
     """Count a step for every table the kernels can step."""
-    together: dict[tuple[int, int, int], list[Ready]] = {}
-    for group in optimizer.param_groups:
-        for item in (*_sparse_tables(optimizer, group), *_lazy_tables(optimizer, group)):
-            clock = item.record.clock if item.record else None
-            together.setdefault((id(clock), id(group), item.number), []).append(item)
     updates: list[Update] = []
     clocks: list[Clock] = []
     records: list[Record] = []
-    for items in together.values():
-        clock = _clock_of(optimizer, items)
-        clock.add(items[0].recipe.rates(items[0].group, items[0].number))
-        clocks.append(clock)
-        updates.extend(item.update(clock) for item in items)
-        records.extend(item.record for item in items if item.record)
+    for group in optimizer.param_groups:
+        ready = [*_sparse_tables(optimizer, group), *_lazy_tables(optimizer, group)]
+        together: dict[tuple[int, int], list[tuple[Ready, Record | None]]] = {}
+        new: dict[int, Clock] = {}  # by number of the step
+        for item, number in zip(ready, _count(ready), strict=True):
+            record = _record_of(optimizer, item, new.setdefault(number, Clock()))
+            together.setdefault((id(record.clock) if record else 0, number), []).append((item, record))
+        for (_, number), items in together.items():
+            clock = _clock_of(optimizer, [record for _, record in items if record])
+            clock.add(items[0][0].recipe.rates(group, number))
+            clocks.append(clock)
+            updates.extend([item.update(clock, record) for item, record in items])
+            records.extend([record for _, record in items if record])
     return Steps(updates, clocks, records)
 
 
-def _clock_of(optimizer: Optimizer, items: Sequence[Ready]) -> Clock:
+def _count(ready: Sequence[Ready]) -> list[int]:
+    """Count a step where torch counts it, and return its number; without a count only "first" and "later" differ."""
+    counts = [item.state["step"] for item in ready if item.recipe.counts_steps]
+    if counts:
+        torch._foreach_add_(counts, 1)  # as torch's own optimizers count, in one call (torch 2.13.0)
+    return [int(item.state["step"]) if item.recipe.counts_steps else 2 - item.is_first for item in ready]
+
+
+def _clock_of(optimizer: Optimizer, stepping: Sequence[Record]) -> Clock:
     """The clock these tables step on: their own, or a copy of it if others on it do not step now."""
-    stepping = [item.record for item in items if item.record]
     if not stepping:
         return Clock()
-    clock = stepping[0].clock
+    clock, stepping_ids = stepping[0].clock, {id(record) for record in stepping}
     if clock.now >= lazy.MAX_STEPS:
         return lazy.restart(stepping)
-    if any(record.clock is clock and record not in stepping for record in lazy.records_of(optimizer)):
+    if any(other.clock is clock and id(other) not in stepping_ids for other in lazy.records_of(optimizer)):
         clock = clock.copy()
         for record in stepping:
             record.clock = clock
     return clock
+
+
+def _record_of(optimizer: Optimizer, item: Ready, clock: Clock) -> Record | None:
+    """Where the rows of a lazy table stand, from now on if not before; None where no row ever waits."""
+    if not item.recipe.state_decays:
+        return None
+    record = lazy.record_of(item.table)
+    if record is None:
+        watch_optimizer(optimizer)
+        first, second = item.moments()
+        last = torch.zeros(item.table.shape[0], dtype=torch.int32)
+        record = Record(item.table, item.recipe, first, second, clock, weakref.ref(optimizer), last)
+        lazy.add_record(record)
+    return record
 
 
 # ---------------------------------------------------------------- tables with sparse=True
@@ -116,9 +141,9 @@ def _sparse_tables(optimizer: Optimizer, group: Group) -> Iterator[Ready]:
     for table in group["params"]:
         if marks.kind_of(table) != marks.SPARSE or not is_applicable(table):
             continue
-        if _state_fits(optimizer, recipe, table):
-            state = _state_of(optimizer, recipe, table)
-            yield Ready(table, group, recipe, state, _count(recipe, state))
+        state = _state_of(optimizer, recipe, table)
+        if _state_fits(recipe, state, table):
+            yield Ready(table, recipe, state)
 
 
 def _state_of(optimizer: Optimizer, recipe: Recipe, table: Tensor) -> dict[str, Tensor]:
@@ -127,22 +152,14 @@ def _state_of(optimizer: Optimizer, recipe: Recipe, table: Tensor) -> dict[str, 
     return state
 
 
-def _state_fits(optimizer: Optimizer, recipe: Recipe | Refusal, table: Tensor) -> bool:
+def _state_fits(recipe: Recipe, state: dict[str, Tensor], table: Tensor) -> bool:
     """Whether the kernels can keep the state where it is, or make it: Adagrad's is made by its constructor only."""
-    if isinstance(recipe, Refusal):
-        return False
-    state = _state_of(optimizer, recipe, table)
-    made_at_first_step = recipe.rule is not Rule.ADAGRAD
-    keys = [key for key in (recipe.first, recipe.second) if key is not None]
-    return all(fits(state[key], table) if state.get(key) is not None else made_at_first_step for key in keys)
-
-
-def _count(recipe: Recipe, state: dict[str, Tensor]) -> int:
-    """Count the step where torch counts it, and return its number."""
-    if not recipe.counts_steps:
-        return 2  # what a step does no longer depends on its number
-    state["step"] += 1
-    return int(state["step"])
+    for key in (recipe.first, recipe.second):
+        if key is not None:
+            tensor = state.get(key)
+            if not (recipe.rule is not Rule.ADAGRAD if tensor is None else fits(tensor, table)):
+                return False
+    return True
 
 
 # ---------------------------------------------------------------- lazy tables
@@ -153,24 +170,23 @@ def _lazy_tables(optimizer: Optimizer, group: Group) -> Iterator[Ready]:
     if not tables:
         return
     recipe = dense_recipe(optimizer, group)
-    new: dict[int, Clock] = {}  # by number of the step
     for table in tables:
         record = lazy.record_of(table)
         if record is not None and not _still_holds(record, optimizer, recipe):
             lazy.drop([record])
-        if table.grad is None or table.grad.layout is torch.strided:
-            if table.grad is not None:
-                lazy.drop(filter(None, [lazy.record_of(table)]))  # torch steps all its rows, from where they should be
+        if table.grad is None:
             continue
         refusal = _refusal(recipe, table)
-        if refusal is not None or not (is_applicable(table) and _state_fits(optimizer, recipe, table)):
-            lazy.drop(filter(None, [lazy.record_of(table)]))
+        if refusal is None and isinstance(recipe, Recipe) and is_applicable(table):
+            state = _state_of(optimizer, recipe, table)
+            if _state_fits(recipe, state, table):
+                yield _make_ready(recipe, state, table)
+                continue
+        lazy.drop(filter(None, [lazy.record_of(table)]))  # torch steps all rows, from where they should be
+        if table.grad.layout is torch.sparse_coo:
             if refusal is not None:
                 _tell(optimizer, group, refusal)
             table.grad = table.grad.to_dense()
-            continue
-        assert isinstance(recipe, Recipe)
-        yield _ready(optimizer, group, recipe, table, new)
 
 
 def _refusal(recipe: Recipe | Refusal, table: Tensor) -> Refusal | None:
@@ -188,37 +204,15 @@ def _still_holds(record: Record, optimizer: Optimizer, recipe: Recipe | Refusal)
     return all(key is None or state.get(key) is tensor for tensor, key in kept)
 
 
-def _ready(optimizer: Optimizer, group: Group, recipe: Recipe, table: Tensor, new: dict[int, Clock]) -> Ready:
-    state = _state_of(optimizer, recipe, table)
-    is_first = recipe.first is not None and state.get(recipe.first) is None
-    _make_state(recipe, state, table)
-    number = _count(recipe, state)
-    if not recipe.counts_steps and is_first:
-        number = 1
-    record = lazy.record_of(table)
-    if record is None and recipe.state_decays:
-        watch_optimizer(optimizer)
-        record = Record(
-            table=table,
-            recipe=recipe,
-            first=state[recipe.first] if recipe.first else None,
-            second=state[recipe.second] if recipe.second else None,
-            clock=new.setdefault(number, Clock()),
-            owner=weakref.ref(optimizer),
-            last=torch.zeros(table.shape[0], dtype=torch.int32),
-        )
-        lazy.add_record(record)
-    return Ready(table, group, recipe, state, number, record)
-
-
-def _make_state(recipe: Recipe, state: dict[str, Tensor], table: Tensor) -> None:
-    """What torch makes at a table's first step, as it makes it."""
+def _make_ready(recipe: Recipe, state: dict[str, Tensor], table: Tensor) -> Ready:
+    """Make what torch makes at a table's first step, as it makes it."""
     if recipe.counts_steps and "step" not in state:
         dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
         state["step"] = torch.tensor(0.0, dtype=dtype)
-    for key in (recipe.first, recipe.second):
-        if key is not None and state.get(key) is None:
-            state[key] = torch.zeros_like(table, memory_format=torch.preserve_format)
+    missing = [key for key in (recipe.first, recipe.second) if key is not None and state.get(key) is None]
+    for key in missing:
+        state[key] = torch.zeros_like(table, memory_format=torch.preserve_format)
+    return Ready(table, recipe, state, is_first=bool(missing))
 
 
 def _tell(optimizer: Optimizer, group: Group, refusal: Refusal) -> None:
