@@ -10,6 +10,7 @@ import torch
 from heterps_compile import explain
 from heterps_compile.capture import capture
 from heterps_compile.cluster import Cluster
+from heterps_compile.devices import sim
 from heterps_compile.models import DLRM
 from heterps_compile.passes.fuse import Fuse
 from heterps_compile.passes.lower import Lower
@@ -23,14 +24,15 @@ from heterps_compile.report.graph_table import layer_table
 from heterps_compile.stage_graph import Cut
 
 ROWS = (20_000, 5_000, 300, 40)
-BATCH_SIZE = 1024
+BATCH_SIZE = 2048
 MIN_THROUGHPUT = 100_000
+PIN = {"emb*": "cpu"}  # the tables stay in host memory
 CLUSTER = Cluster.from_dict(
     {
         "version": 1,
         "resources": [
             {"name": "cpu", "price_usd_per_h": 0.04, "limit": 32},
-            {"name": "sim", "price_usd_per_h": 1.00, "limit": 8},
+            {"name": "sim", "price_usd_per_h": 0.25, "limit": 8, "network_bytes_per_s": 1.25e9},
         ],
     }
 )
@@ -61,7 +63,8 @@ def show_costs(plan: Plan, costs: object) -> None:
 
 def main() -> None:
     torch.manual_seed(0)
-    model = DLRM(ROWS, 16, bottom=(64, 32), top=(64,), sparse=True)
+    sim.install()
+    model = DLRM(ROWS, 16, sparse=True)
     inputs = (torch.rand(BATCH_SIZE, 13), torch.stack([torch.randint(rows, (BATCH_SIZE,)) for rows in ROWS], dim=1))
     (captured,) = capture(model, inputs)
     gm, example_inputs = captured.gm, captured.example_inputs
@@ -80,12 +83,12 @@ def main() -> None:
 
     title("profile: what each layer costs on one unit (compute + communication, one batch)")
     costs = Profile(mode="auto")(gm, graph, CLUSTER)
-    plan = plan_costs(costs, CLUSTER, min_throughput=MIN_THROUGHPUT)
+    plan = plan_costs(costs, CLUSTER, min_throughput=MIN_THROUGHPUT, pin=PIN)
     show_costs(plan, costs)
     end()
 
     title("place: layer -> resource type")
-    placement = Place(policy="rl", seed=0)(costs, CLUSTER, MIN_THROUGHPUT)
+    placement = Place(policy="rl", seed=0)(costs, CLUSTER, MIN_THROUGHPUT, PIN)
     print("\n".join(f"{layer:20} -> {kind}" for layer, kind in placement.items()))
     end()
 
@@ -100,7 +103,11 @@ def main() -> None:
 
     title("split: one graph per stage")
     home = torch.device("cpu")
-    cuts = [Cut(name=f"stage{i}", layers=s.layers, resource=s.resource, device=home) for i, s in enumerate(plan.stages)]
+    devices = {"cpu": home, "sim": torch.device("sim", 0)}
+    cuts = [
+        Cut(name=f"stage{index}", layers=stage.layers, resource=stage.resource, device=devices[stage.resource])
+        for index, stage in enumerate(plan.stages)
+    ]
     stages = Split(home=home)(gm, graph, cuts)
     for stage in stages:
         print(f"{stage.cut.name} on {stage.cut.resource}: {len(stage.inputs)} inputs -> {', '.join(stage.outputs)}")

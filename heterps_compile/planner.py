@@ -7,6 +7,7 @@ executed, except that layers are measured on synthetic tensors where ``profile``
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,8 @@ from torch import nn
 from heterps_compile.capture import Captured, capture
 from heterps_compile.cluster import Cluster
 from heterps_compile.costs import CostTable
-from heterps_compile.errors import HeterpsWarning
+from heterps_compile.devices import sim
+from heterps_compile.errors import DeviceError, HeterpsWarning
 from heterps_compile.graph import Edge, LayerGraph
 from heterps_compile.options import Options, ProfileMode
 from heterps_compile.passes.profile import Profile
@@ -64,6 +66,9 @@ def model_costs(
     model: nn.Module, example_inputs: Sequence[Any], cluster: Cluster, profile: ProfileMode = "auto"
 ) -> CostTable:
     """What each layer costs on each type of ``cluster``."""
+    if any(resource.device == "sim" for resource in cluster):
+        with contextlib.suppress(DeviceError):  # only running the plan here needs the device
+            sim.install()  # before measuring runs this process's first backward pass
     measure = Profile(mode=profile)
     graphs = _graphs(model, example_inputs)
     return _chain([measure(c.gm, Trace()(c.gm, c.example_inputs), cluster) for c in graphs])

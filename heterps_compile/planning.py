@@ -287,7 +287,7 @@ def _reasons(model: CostModel, chosen: Ints, costs: CostTable) -> tuple[Reason, 
             source=costs[name][model.types[chosen[position]]].source,
             pinned=bool(model.allowed[position].sum() == 1 and model.num_types > 1),
             bound=position in groups,
-            data_intensive=bool(
+            transfer_bound=bool(
                 model.terms[position, chosen[position], 2:].sum() >= model.terms[position, chosen[position], :2].sum()
             ),
             elsewhere=elsewhere[position],

@@ -76,14 +76,15 @@ class Reason:
     """Why one layer is where it is: the cost of the whole plan (USD per million samples) were it moved alone.
 
     ``elsewhere`` leaves out types where no plan with this layer reaches the floor; ``source`` says whether the times
-    were measured, estimated or given, ``pinned`` that no other type was allowed, ``bound`` that it shares a table.
+    were measured, estimated or given, ``pinned`` that no other type was allowed, ``bound`` that it shares a table, and
+    ``transfer_bound`` that on its type moving its inputs and rows takes longer than computing.
     """
 
     layer: str
     source: str = "given"
     pinned: bool = False
     bound: bool = False
-    data_intensive: bool = False
+    transfer_bound: bool = False
     elsewhere: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -376,6 +377,6 @@ def _read_reason(record: Record) -> Reason:
         source=record.text("source", "given"),
         pinned=record.boolean("pinned", False),
         bound=record.boolean("bound", False),
-        data_intensive=record.boolean("data_intensive", False),
+        transfer_bound=record.boolean("transfer_bound", False),
         elsewhere={name: costs.number(name) for name in costs.values},
     )

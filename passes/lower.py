@@ -88,7 +88,7 @@ class Lower:
             module, groups = _group_lookups(module, layer, lazy=lazy)
             gradients = ", lazy gradients" if lazy else ""
             how[layer.name] = (
-                f"{len(layer.lookups)} look-ups in {groups} generated C++ call{'s' * (groups > 1)}{gradients}"
+                f"{_count(len(layer.lookups), 'look-up')} in {_count(groups, 'generated C++ call')}{gradients}"
             )
         return LoweredStage(stage=stage, run=module.forward, how=how)
 
@@ -99,6 +99,10 @@ class Lower:
                 hint="place it on cpu (pin), or leave out strict",
             )
         return f"torch eager: {reason}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def tables_read_whole(gm: fx.GraphModule, graph: LayerGraph) -> frozenset[str]:

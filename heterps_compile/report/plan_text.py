@@ -121,7 +121,7 @@ def _why(plan: Plan) -> list[str]:
 
 def _reason(plan: Plan, reason: Reason) -> tuple[str, ...]:
     here = plan.placement[reason.layer]
-    kind = "data-intensive" if reason.data_intensive else "compute-intensive"
+    kind = "transfer-bound" if reason.transfer_bound else "compute-bound"
     cheapest = sorted(reason.elsewhere.items(), key=lambda move: move[1])[:3]
     moves = [f"{name} {_more(other, plan.cost_usd_per_million_samples)}" for name, other in cheapest]
     ruled_out = [r.name for r in plan.resources if r.name not in reason.elsewhere and r.name != here]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_compile import demo
+from heterps_compile.cli import demo
 
 TINY = demo.Settings(
     num_samples=2048, rows=50, dim=4, batch_size=256, race_steps=1, race_segments=1, backends=("eager",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_compile import doctor
+from heterps_compile.cli import doctor
 
 
 def test_all_is_well_here(capsys: pytest.CaptureFixture[str]) -> None:
