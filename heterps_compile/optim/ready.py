@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,8 +35,7 @@ UNWATCHED = Refusal(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """A table about to step, with its state made; ``is_first``: that was just now."""
 
     table: Tensor
