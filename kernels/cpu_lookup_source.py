@@ -30,7 +30,7 @@ enum Status { FINE = 0, BAD_ID = 1, BAD_OFFSETS = 2 };
 constexpr int64_t BLOCK = 128;   // output rows per task: 128 x 26 x 64 B stays in L2
 constexpr int64_t AHEAD = 16;    // rows between prefetch and use
 constexpr int64_t CHUNK = 1024;  // pairs per task of the backward sum; fixed, so that sums do not depend on threads
-constexpr int64_t ALONE = 32768; // a table with more ids than this is sorted by all threads together
+constexpr int64_t ALONE = 16384; // a table with more ids than this is sorted by all threads together
 
 struct Fault { int64_t status, lookup, position, value; };
 
@@ -169,6 +169,7 @@ struct Job {  // all look-ups of one table
   int64_t first, last;       // its look-ups
   int64_t base, size;        // its pairs: keys[base, base + size)
   int64_t count;             // pairs left when those of padding, which sort last, are cut off
+  int64_t first_piece, last_piece;
   int64_t chunk, rows;       // its first chunk; rows of the table, which is also the row number given to padding
   bool pooled, scaled, simple;
   const uint64_t* sorted;
@@ -320,6 +321,7 @@ static void lay_out(Plan& plan, const int64_t* job_first) {
     job = Job{};
     job.first = job_first[j]; job.last = job_first[j + 1]; job.base = base; job.chunk = chunk;
     job.rows = plan.fixed[job.first].rows;
+    job.first_piece = int64_t(plan.pieces.size());
     for (int64_t l = job.first; l < job.last; l++) {
       const Call& call = plan.calls[l];
       plan.start[l] = job.size;
@@ -330,6 +332,7 @@ static void lay_out(Plan& plan, const int64_t* job_first) {
       for (int64_t begin = 0; begin < call.bags; begin += piece)
         plan.pieces.push_back({int64_t(j), l, begin, std::min(begin + piece, call.bags)});
     }
+    job.last_piece = int64_t(plan.pieces.size());
     job.count = job.size;
     job.simple = !job.pooled && job.last == job.first + 1;
     pooled |= job.pooled; scaled |= job.scaled;
@@ -352,29 +355,27 @@ extern "C" Plan* heterps_plan(const Fixed* fixed, const Call* calls, int64_t num
   plan->start.assign(num_lookups, 0);
   plan->jobs.resize(num_jobs);
   lay_out(*plan, job_first);
-  const int64_t num_pieces = int64_t(plan->pieces.size());
   int64_t total = 0;
   for (const Job& job : plan->jobs) total += job.size;
   std::vector<int64_t> place;
   #pragma omp parallel num_threads(num_threads) if (total > 2048)
   {
     #pragma omp for schedule(dynamic, 1)
-    for (int64_t p = 0; p < num_pieces; p++) fill(*plan, plan->pieces[p], fault);
-    if (!fault->status) {  // the same for all threads: the loop above ends with a barrier
+    for (int64_t j = 0; j < num_jobs; j++) {
+      Job& job = plan->jobs[j];
+      if (job.size > ALONE) continue;
+      for (int64_t p = job.first_piece; p < job.last_piece; p++) fill(*plan, plan->pieces[p], fault);
+      sort_alone(*plan, job);
+      for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
+    }
+    for (int64_t j = 0; j < num_jobs; j++) {
+      Job& job = plan->jobs[j];
+      if (job.size <= ALONE) continue;
       #pragma omp for schedule(dynamic, 1)
-      for (int64_t j = 0; j < num_jobs; j++) {
-        Job& job = plan->jobs[j];
-        if (job.size > ALONE) continue;
-        sort_alone(*plan, job);
-        for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
-      }
-      for (int64_t j = 0; j < num_jobs; j++) {
-        Job& job = plan->jobs[j];
-        if (job.size <= ALONE) continue;
-        sort_together(*plan, job, place);
-        #pragma omp for schedule(static)
-        for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
-      }
+      for (int64_t p = job.first_piece; p < job.last_piece; p++) fill(*plan, plan->pieces[p], fault);
+      sort_together(*plan, job, place);
+      #pragma omp for schedule(static)
+      for (int64_t c = 0; c < chunks_of(job); c++) count_heads(*plan, job, c);
     }
   }
   if (fault->status) return nullptr;
