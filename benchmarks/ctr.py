@@ -1,6 +1,6 @@
 """Whole training steps of the four click models: heterps, eager and Inductor, in turns in one run.
 
-    python benchmarks/bench_ctr.py [--models dlrm,deepfm] [--rows N] [--batch-size N] [--no-inductor]
+    python benchmarks/ctr.py [--models dlrm,deepfm] [--rows N] [--batch-size N] [--no-inductor]
 
 Sparse tables: Adagrad, ``torch.compile(model, backend=...)`` and the stock loop for all. Dense tables: Adam; heterps
 runs ``@heterps_compile.train_step``, which is where dense gradients come at sparse cost. Ratios are of medians.
