@@ -65,11 +65,6 @@ class BatchAxis:
             return BatchVerdict(row_split=None, reason=str(problem))
 
 
-def prove_rowwise(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BatchVerdict:
-    """``BatchAxis()(gm, example_inputs)``."""
-    return BatchAxis()(gm, example_inputs)
-
-
 @dataclass
 class _Graph:
     """One trial run of a graph."""
@@ -192,7 +187,7 @@ class _Graph:
                 raise NotRowwise("batch_norm in training mode normalises over the batch and writes to its buffers")
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.values.__getitem__)
             if node.target is F.embedding_bag:
-                return self._embedding_bag(node, args, kwargs)
+                return self._embedding_bag(node)
             if isinstance(node.target, torch._ops.HigherOrderOperator):
                 return _call_body(op_name(node), args)
             if node.op == "call_method":
@@ -227,7 +222,7 @@ class _Graph:
             raise NotRowwise("item reads a value that the graph calculates")
         return given[source].item()
 
-    def _embedding_bag(self, node: fx.Node, args: Any, kwargs: Any) -> torch.Tensor:
+    def _embedding_bag(self, node: fx.Node) -> torch.Tensor:
         """At torch level: below it 2-D ids become offsets, which would hide the rows."""
         lookup = parse_lookup(node, self.parameters)
         if lookup is None:

@@ -17,7 +17,6 @@ from heterps_compile.fx.values import example, numel, shape
 from heterps_compile.graph import Lookup
 
 Mode = Literal["none", "sum", "mean", "max"]
-_ATEN_MODES: tuple[Mode, ...] = ("sum", "mean", "max")
 
 
 def parse_lookup(node: fx.Node, parameters: frozenset[str]) -> Lookup | None:

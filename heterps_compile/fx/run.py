@@ -77,7 +77,7 @@ class LayerRun:
             sizes[0] //= 2
         rows = max(1, int(self.rows[node.name] * shrink)) if node.name in self.rows else 0
         if self.rows and not rows and not value.is_floating_point() and len(sizes) == 1:  # offsets of bags
-            ids = max(numel for a in self.arguments if a.name in self.rows for numel in [shape(a)[0]])
+            ids = max(shape(a)[0] for a in self.arguments if a.name in self.rows)
             return torch.arange(sizes[0], device=device, dtype=value.dtype) * (ids // max(1, batch))
         return _synthetic(value, sizes, rows or 2, device)
 

@@ -55,7 +55,7 @@ class Incumbent:
             if here is not None and self.chosen is None:
                 self.chosen, self.cost = chosen, float(cost_usd_per_million_samples(here[1], here[0]))
             return
-        made = provision(model, chosen, steps=1) if self.first else provision(model, chosen)
+        made = provision(model, chosen)
         if made is not None and made.cost_usd_per_million_samples < self.cost * EQUAL:
             self.chosen, self.cost = chosen, made.cost_usd_per_million_samples
 

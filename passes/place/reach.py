@@ -14,6 +14,7 @@ import numpy as np
 
 from heterps_compile.cost_model import CostModel, Ints
 from heterps_compile.passes.place.exact import exact
+from heterps_compile.provision import provision
 
 PRECISION = 1e-6
 
@@ -41,7 +42,7 @@ def fastest(model: CostModel, time_limit_s: float = 20.0) -> Fastest:
     binds = _binds(model, deadline)
     if chosen is None:
         return Fastest(chosen=None, throughput_samples_per_s=0.0, binds=binds)
-    cheap = exact(_at(model, reached_s), time_limit_s=max(deadline - time.monotonic(), 1.0), start=chosen)
+    cheap = exact(_at(model, reached_s), time_limit_s=_left(deadline), start=chosen)
     best = cheap.chosen if cheap.chosen is not None else chosen
     return Fastest(chosen=best, throughput_samples_per_s=1.0 / reached_s, binds=binds)
 
@@ -59,10 +60,8 @@ def _bracket(model: CostModel, deadline: float) -> tuple[Ints | None, float, flo
 
 def _within(model: CostModel, time_s: float, deadline: float) -> tuple[Ints, float] | None:
     """A placement at most ``time_s`` slow, and the time it realises."""
-    from heterps_compile.provision import provision
-
     narrowed = _at(model, time_s)
-    found = exact(narrowed, time_limit_s=max(deadline - time.monotonic(), 1.0), first=True)
+    found = exact(narrowed, time_limit_s=_left(deadline), first=True)
     if found.chosen is None:
         return None
     made = provision(narrowed, found.chosen)
@@ -90,6 +89,7 @@ def _binds(model: CostModel, deadline: float) -> tuple[str, ...]:
 
 
 def _left(deadline: float) -> float:
+    """Seconds until the deadline, at least one, so that what is asked last is still tried."""
     return max(deadline - time.monotonic(), 1.0)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -135,8 +136,6 @@ def _children(model: CostModel, population: Ints, rank: Ints, count: int, rng: n
 
 
 def _first_layers(model: CostModel, count: int) -> CostModel:
-    from dataclasses import replace
-
     return replace(
         model, layers=model.layers[:count], terms=model.terms[:count], allowed=model.allowed[:count], bound=()
     )
