@@ -33,9 +33,7 @@ class LayerReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What was decided for one graph. ``ended_by`` says why Dynamo ended the graph there (a graph break, or its
-    return).
-    """
+    """What was decided for one graph; ``ended_by`` says why Dynamo broke the graph there, empty at a plain return."""
 
     plan: Plan
     graph: LayerGraph
@@ -52,8 +50,8 @@ class CompiledGraph:
     """Callable with the flat inputs of the Dynamo graph.
 
     ``prepare`` runs before each call where parameters must sit on another device than the caller's (None otherwise);
-    ``first_call`` replaces the first run (verification). ``owner_input`` is the position of the first parameter among
-    the inputs.
+    ``first_call`` replaces the first run (verification). ``static_inputs`` are the positions of parameters and buffers
+    among the inputs.
     """
 
     report: Report

@@ -51,10 +51,10 @@ MAX_PARALLEL = 0.999
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """``measure`` layers on the devices that are here, ``estimate`` from rates alone, or ``auto``: measure when there
-    is a choice of types to make.
+    """Measure or estimate each layer on each type.
 
-    ``remember`` keeps measurements on disk, keyed by content, machine and torch version.
+    ``mode``: ``measure`` on the devices that are here, ``estimate`` from rates alone, or ``auto``: measure when there
+    is a choice of types to make. ``remember`` keeps measurements on disk, keyed by content, machine and torch version.
     """
 
     mode: Literal["auto", "measure", "estimate"] = "auto"

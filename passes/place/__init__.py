@@ -39,8 +39,10 @@ POLICIES: Mapping[str, PolicyFunction] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The pass; its fields are its options. ``time_limit_s`` stops the policies that search; equal inputs and seed give
-    an equal placement as long as it is not reached.
+    """The pass; its fields are its options.
+
+    ``time_limit_s`` stops the policies that search; equal inputs and seed give an equal placement as long as it is not
+    reached.
     """
 
     policy: str = "rl"
