@@ -7,6 +7,7 @@ clones with the same random numbers, so nothing of the caller's is touched. Rais
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 from heterps_compile.errors import VerificationError
 
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 2e-2, torch.float32: 2e-4, torch.float64: 1e-9}
-"""Relative to the larger of 1 and the reference's largest value; other dtypes must be equal."""
+"""Allowed per element, absolute and relative to the reference's; other dtypes must be equal."""
+REPORT = "run without the backend to go on, and report the model: heterps must equal eager"
 
 
 def compare_with_eager(
@@ -31,9 +33,13 @@ def compare_with_eager(
         _compare(f"input {name} after the call", mine, reference)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Observation:
-    def __init__(self, outputs: list[Any], gradients: list[Any], inputs: list[Any]) -> None:
-        self.outputs, self.gradients, self.inputs = outputs, gradients, inputs
+    """What one run gave: outputs, gradients of the inputs, and the inputs after the call."""
+
+    outputs: list[Any]
+    gradients: list[Any]
+    inputs: list[Any]
 
 
 def _observe(run: Callable[..., Sequence[Any]], args: Sequence[Any]) -> _Observation:
@@ -47,7 +53,11 @@ def _observe(run: Callable[..., Sequence[Any]], args: Sequence[Any]) -> _Observa
             cotangents = [torch.randn(out.shape, generator=generator).to(out) for out in wanted]
             torch.autograd.backward(wanted, cotangents)
     gradients = [arg.grad if isinstance(arg, Tensor) and arg.is_leaf else None for arg in clones]
-    return _Observation([_plain(out) for out in outputs], [_plain(g) for g in gradients], [_plain(c) for c in clones])
+    return _Observation(
+        outputs=[_plain(out) for out in outputs],
+        gradients=[_plain(gradient) for gradient in gradients],
+        inputs=[_plain(clone) for clone in clones],
+    )
 
 
 def _clone(value: Any) -> Any:
@@ -69,17 +79,17 @@ def _plain(value: Any) -> Any:
 def _compare(what: str, mine: Any, reference: Any) -> None:
     if not isinstance(reference, Tensor):
         if isinstance(mine, Tensor) or mine != reference:
-            raise VerificationError(f"{what} is {_short(mine)} where eager gives {_short(reference)}")
+            raise VerificationError(f"{what} is {_short(mine)} where eager gives {_short(reference)}", hint=REPORT)
         return
     if not isinstance(mine, Tensor) or mine.shape != reference.shape or mine.dtype != reference.dtype:
-        raise VerificationError(f"{what} is {_short(mine)} where eager gives {_short(reference)}")
+        raise VerificationError(f"{what} is {_short(mine)} where eager gives {_short(reference)}", hint=REPORT)
     tolerance = TOLERANCE.get(reference.dtype, 0.0)
     if torch.allclose(mine, reference, rtol=tolerance, atol=tolerance, equal_nan=True):
         return
     difference = (mine.double() - reference.double()).abs().max().item() if mine.numel() else 0.0
     raise VerificationError(
         f"{what} differs from eager by {difference:.3g} (allowed: {tolerance:g})",
-        hint="run without the backend to go on, and report the model: heterps must equal eager",
+        hint=REPORT,
     )
 
 
