@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import groupby
 
 from heterps_compile.cluster import Cluster
 from heterps_compile.errors import PlanError
 from heterps_compile.graph import LayerGraph
-from heterps_compile.plans import Plan, Stage, units_of
+from heterps_compile.passes.fuse import Fuse
+from heterps_compile.plans import Plan, units_of
 
 
 def adopt(plan: Plan, graph: LayerGraph, cluster: Cluster, *, default: str) -> Plan:
@@ -30,10 +30,8 @@ def adopt(plan: Plan, graph: LayerGraph, cluster: Cluster, *, default: str) -> P
         )
     placement = _spread(plan.placement, graph, default)
     replicas = {stage.resource: stage.replicas for stage in plan.stages}
-    stages = tuple(
-        Stage(resource=resource, layers=tuple(run), replicas=replicas.get(resource, 1))
-        for resource, run in groupby(graph.names(), key=placement.__getitem__)
-    )
+    fused = Fuse()(placement, graph)
+    stages = tuple(replace(stage, replicas=replicas.get(stage.resource, 1)) for stage in fused)
     unknown = tuple(name for name in graph.names() if name not in plan.placement)
     note = f"adopted from a plan that does not list {', '.join(unknown[:4]) or 'the same order of layers'}"
     adopted = replace(

@@ -19,6 +19,7 @@ from heterps_compile.graph import LayerGraph
 from heterps_compile.options import Options
 from heterps_compile.passes.batch_axis import BatchAxis
 from heterps_compile.passes.lower import LoweredStage
+from heterps_compile.passes.split import returned_values
 from heterps_compile.placing import Place, placer
 from heterps_compile.plans import Plan
 from heterps_compile.row_split import RowSplit
@@ -86,8 +87,7 @@ def uncompiled(gm: fx.GraphModule, example_inputs: Sequence[Any], reason: str) -
 
 def _outputs(gm: fx.GraphModule) -> tuple[Any, ...]:
     """The flat outputs: names of values, or constants wrapped as one-tuples."""
-    (output,) = (node for node in gm.graph.nodes if node.op == "output")
-    return tuple(value.name if isinstance(value, fx.Node) else (value,) for value in output.args[0])
+    return tuple(value.name if isinstance(value, fx.Node) else (value,) for value in returned_values(gm))
 
 
 def _row_split(

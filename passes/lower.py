@@ -7,7 +7,6 @@ be had, the layer runs in eager and says why; ``strict`` refuses instead.
 
 from __future__ import annotations
 
-import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from torch import fx, nn
 from heterps_compile import optim
 from heterps_compile.errors import LoweringError
 from heterps_compile.fx.ops import argument, op_name, written
+from heterps_compile.fx.values import attributes
 from heterps_compile.graph import Layer, LayerGraph, Lookup
 from heterps_compile.kernels.lookup import lookup_group
 from heterps_compile.kernels.specs import GroupSpec, Layout, LookupSpec
@@ -131,7 +131,7 @@ class _GroupWriter:
 
     def __init__(self, module: fx.GraphModule, layer: Layer, *, lazy: bool) -> None:
         self.graph = fx.Graph()
-        self.attributes = _attributes(module)
+        self.attributes = attributes(module, module.graph)
         self.num_groups = 0
         self._lookups = {lookup.node: lookup for lookup in layer.lookups}
         self._prefix = "lookups_" + re.sub(r"\W", "_", layer.name)
@@ -230,9 +230,3 @@ def readable(placeholder: str) -> str:
     """``l_self_modules_tables_modules_0_parameters_weight_`` -> ``tables.0.weight``."""
     name = re.sub(r"^l_(self|s|args_\d+|model)_", "", placeholder, flags=re.IGNORECASE).strip("_")
     return re.sub(r"(^|_)(modules|parameters|buffers)_", ".", name).strip(".")
-
-
-def _attributes(module: fx.GraphModule) -> dict[str, Any]:
-    """What the graph's get_attr and call_module nodes refer to."""
-    names = {str(node.target) for node in module.graph.nodes if node.op in ("get_attr", "call_module")}
-    return {name: functools.reduce(getattr, name.split("."), module) for name in names}

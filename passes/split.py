@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from heterps_compile.errors import PlanError
+from heterps_compile.fx.values import attributes
 from heterps_compile.graph import Layer, LayerGraph
 from heterps_compile.stage_graph import Cut, StageGraph
 
@@ -117,12 +118,7 @@ def _rehome(node: fx.Node, device: torch.device) -> None:
 
 def _attributes_on(gm: fx.GraphModule, graph: fx.Graph, device: torch.device) -> dict[str, Any]:
     """The attributes a stage reads, tensors among them copied to its device (constants: never parameters)."""
-    attributes: dict[str, Any] = {}
-    for node in graph.nodes:
-        if node.op in ("get_attr", "call_module"):
-            value: Any = gm
-            for part in str(node.target).split("."):
-                value = getattr(value, part)
-            movable = isinstance(value, torch.Tensor) and value.device.type != device.type
-            attributes[str(node.target)] = value.to(device) if movable else value
-    return attributes
+    return {
+        path: value.to(device) if isinstance(value, torch.Tensor) and value.device.type != device.type else value
+        for path, value in attributes(gm, graph).items()
+    }

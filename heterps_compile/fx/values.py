@@ -6,6 +6,7 @@ Symbolic sizes answer with the size of the first call; asking never adds a guard
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 UNKNOWN_SIZE = 1
 """Stands for a size that depends on data (``nonzero`` and the like)."""
@@ -108,6 +109,12 @@ def batch_size(gm: fx.GraphModule, parameters: frozenset[str]) -> int:
     returned = {sizes[0] for node in output.all_input_nodes if (sizes := shape(node))}
     kept = {size: count for size, count in leading.items() if size in returned} or dict(leading)
     return max(1, max(kept, key=kept.__getitem__, default=1))
+
+
+def attributes(root: nn.Module, graph: fx.Graph) -> dict[str, Any]:
+    """What the ``get_attr`` and ``call_module`` nodes of ``graph`` refer to in ``root``, by dotted path."""
+    paths = dict.fromkeys(str(node.target) for node in graph.nodes if node.op in ("get_attr", "call_module"))
+    return {path: functools.reduce(getattr, path.split("."), root) for path in paths}
 
 
 def call_stack(node: fx.Node) -> tuple[tuple[str, str, Any], ...]:
