@@ -98,7 +98,7 @@ def _compile_or_stay_eager(gm: fx.GraphModule, example_inputs: Sequence[Any], op
         reason = error
     if options.strict:
         raise reason
-    if not isinstance(reason, GraphError):
+    if any(node.op not in ("placeholder", "output") for node in gm.graph.nodes):  # nothing to say of an empty graph
         warnings.warn(
             f"a graph of {len(gm.graph.nodes)} nodes runs in eager, unplanned: {type(reason).__name__}: {reason}",
             HeterpsWarning,
