@@ -56,7 +56,7 @@ def plan(
         fleet,
         min_throughput=options.min_throughput,
         policy=options.policy,
-        seed=seed,
+        seed=options.seed,
         pin=options.pin,
         replicas=options.replicas,
     )
