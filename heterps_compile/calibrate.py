@@ -28,7 +28,7 @@ RUNS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Rates of one core: products in float32, bytes read and written by a copy and a sum, rows gathered at random."""
+    """Rates of one core: products in float32, bytes read and written by a sum, bytes gathered at random, bytes copied."""
 
     flops_per_s: float
     stream_bytes_per_s: float
@@ -74,7 +74,7 @@ def _measure() -> Calibration:
                 stream_bytes_per_s=_stream_rate(),
                 gather_bytes_per_s=_gather_rate(generator),
                 copy_bytes_per_s=_copy_rate(),
-                cores=_cores(),
+                cores=num_cores(),
             )
     finally:
         torch.set_num_threads(threads)
@@ -115,7 +115,8 @@ def _best_s(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def _cores() -> int:
+def num_cores() -> int:
+    """Cores this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -125,5 +126,5 @@ def _machine_key() -> str:
     except OSError:
         lines = []
     model = next((line for line in lines if line.startswith("model name")), platform.processor())
-    text = f"{platform.node()} {platform.machine()} {model} {_cores()} {torch.__version__}"
+    text = f"{platform.node()} {platform.machine()} {model} {num_cores()} {torch.__version__}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from heterps_compile.calibrate import calibrate
 from heterps_compile.capture import Captured, capture
 from heterps_compile.cluster import Cluster
 from heterps_compile.costs import CostTable
@@ -41,7 +42,7 @@ def plan(
     replicas: Mapping[str, int] | None = None,
     profile: ProfileMode = "auto",
 ) -> Plan:
-    """Plan ``model(*example_inputs)`` for ``cluster`` (this machine by default).
+    """Plan ``model(*example_inputs)`` for ``cluster`` (:func:`this_machine` by default).
 
     ``min_throughput`` is in samples per second. Where it is out of reach the plan has ``feasible=False`` and holds the
     best that can be reached, with what binds. Raises :class:`OptionError`, :class:`FileFormatError`, and
@@ -49,7 +50,7 @@ def plan(
     """
     given = {"cluster": cluster, "min_throughput": min_throughput, "policy": policy, "seed": seed, "profile": profile}
     options = Options.parse({**given, "pin": pin or {}, "replicas": replicas or {}})
-    fleet = options.cluster or Cluster.local()
+    fleet = options.cluster or this_machine()
     costs = model_costs(model, example_inputs, fleet, options.profile)
     return plan_costs(
         costs,
@@ -60,6 +61,11 @@ def plan(
         pin=options.pin,
         replicas=options.replicas,
     )
+
+
+def this_machine() -> Cluster:
+    """The resource types here, CPU cores at the rates a short calibration measured and the cache remembers."""
+    return calibrate().applied(Cluster.local())
 
 
 def model_costs(

@@ -11,20 +11,21 @@ parallel parts alpha and beta are what shrinks with more units; a fixed part per
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx
 
 from heterps_compile import cache
+from heterps_compile.calibrate import num_cores
 from heterps_compile.cluster import ASSUMED_LATENCY_S, ASSUMED_NETWORK_BYTES_PER_S, Cluster, ResourceType
 from heterps_compile.costs import CostLayer, CostTable, LayerCost
 from heterps_compile.fx.run import LayerRun, measure
 from heterps_compile.graph import Layer, LayerGraph
+from heterps_compile.options import ProfileMode
 
 EFFICIENCY: dict[str, tuple[float, float]] = {
     "embedding": (0.5, 0.3),
@@ -57,7 +58,7 @@ class Profile:
     is a choice of types to make. ``remember`` keeps measurements on disk, keyed by content, machine and torch version.
     """
 
-    mode: Literal["auto", "measure", "estimate"] = "auto"
+    mode: ProfileMode = "auto"
     remember: bool = True
 
     def __call__(self, gm: fx.GraphModule, graph: LayerGraph, cluster: Cluster) -> CostTable:
@@ -169,7 +170,7 @@ def _fit(run: LayerRun, batch_size: int, device: torch.device, prior: float) -> 
 
     More cores that take longer than one say that others use them now, not that the layer is serial: left out.
     """
-    one, cores = (1, _cores()) if device.type == "cpu" else (None, 1)
+    one, cores = (1, num_cores()) if device.type == "cpu" else (None, 1)
     counts = _core_counts(cores)
     try:
         inputs = run.inputs(batch_size, False, device)
@@ -213,13 +214,9 @@ def _core_counts(cores: int) -> list[int]:
     return [*counts, cores] if cores > 1 else []
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _machine_key(device: torch.device, content: str, batch_size: int) -> str:
     where = platform.processor() or platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
-    text = f"{where} {_cores()} {device.type} {torch.__version__} {batch_size} {content}"
+    text = f"{where} {num_cores()} {device.type} {torch.__version__} {batch_size} {content}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

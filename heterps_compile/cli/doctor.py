@@ -41,7 +41,7 @@ class Check:
 def main() -> int:
     """Print every check to stdout; 1 when an essential one failed."""
     results = []
-    for check in (_python, _torch, _devices, _cores, _compiler, _cache, _entry_point, _model):
+    for check in (_python, _torch, _devices, _cores, _rates, _compiler, _cache, _entry_point, _model):
         results.append(check())
         print(results[-1].lines(), flush=True)
     for result in _triton():
@@ -85,7 +85,9 @@ def _devices() -> Check:
 def _cores() -> Check:
     import torch
 
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from heterps_compile.calibrate import num_cores
+
+    usable = num_cores()
     threads = torch.get_num_threads()
     ok = threads <= usable
     return Check(
@@ -94,6 +96,16 @@ def _cores() -> Check:
         ok=ok,
         hint="" if ok else f"more threads than cores slow each other down: set OMP_NUM_THREADS={usable}",
     )
+
+
+def _rates() -> Check:
+    """What one core does, as the plans for this machine reckon; measured the first time."""
+    from heterps_compile.calibrate import calibrate
+
+    one = calibrate()
+    moved = {"stream": one.stream_bytes_per_s, "random rows": one.gather_bytes_per_s, "copies": one.copy_bytes_per_s}
+    shown = ", ".join(f"{name} {rate / 1e9:.1f} GB/s" for name, rate in moved.items())
+    return Check(name="rates", found=f"one core: products {one.flops_per_s / 1e9:.1f} GFLOP/s, {shown}")
 
 
 def _compiler() -> Check:

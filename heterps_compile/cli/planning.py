@@ -153,13 +153,11 @@ def _merged(paths: list[str]) -> CostTable:
 
 
 def _profiled(arguments: argparse.Namespace) -> CostTable:
-    from heterps_compile.cluster import Cluster
-
-    cluster = _read_cluster(arguments.cluster) or Cluster.local()
+    cluster = _read_cluster(arguments.cluster)
     model, inputs = load(arguments.model)
-    from heterps_compile.planner import model_costs
+    from heterps_compile.planner import model_costs, this_machine
 
-    return model_costs(model, inputs, cluster, "measure")
+    return model_costs(model, inputs, cluster or this_machine(), "measure")
 
 
 def _read_cluster(path: str | None) -> Cluster | None:

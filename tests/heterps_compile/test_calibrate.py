@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from heterps_compile import cache, calibrate
+from heterps_compile import cache, calibrate, plan
 from heterps_compile.calibrate import Calibration
 from heterps_compile.cluster import Cluster
 
@@ -55,6 +55,13 @@ def test_rates_of_this_machine_in_a_cluster() -> None:
     assert applied["cpu"].balance_flop_per_byte == 3.0
     assert applied["cpu"].price_usd_per_h == 0.04
     assert applied["v100"] == cluster["v100"]
+
+
+def test_a_plan_without_a_cluster_reckons_with_these_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "_measure", lambda: FOUND)
+    found = plan(torch.nn.Linear(4, 2), (torch.ones(8, 4),), profile="estimate")
+    (cpu,) = (resource for resource in found.resources if resource.name == "cpu")
+    assert (cpu.flops_per_s, cpu.memory_bytes_per_s) == (FOUND.flops_per_s, FOUND.stream_bytes_per_s)
 
 
 def test_a_folder_that_cannot_be_written_to_costs_only_the_saving(

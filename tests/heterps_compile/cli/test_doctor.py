@@ -15,7 +15,7 @@ def test_all_is_well_here(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith("FAIL")]
     names = [line.split()[1] for line in lines if not line.startswith("      hint")]
-    expected = "python torch devices cores compiler cache backend model triton"
+    expected = "python torch devices cores rates compiler cache backend model triton"
     assert [name for name in names if name in expected.split()] == expected.split()
 
 
@@ -58,7 +58,7 @@ def test_an_essential_failure_decides_the_exit_code(
 ) -> None:
     good = doctor.Check(name="python", found="3.11")
     minor = doctor.Check(name="cache", found="read-only", ok=False, hint="set it")
-    for name in ("_torch", "_devices", "_cores", "_compiler", "_entry_point", "_model", "_python"):
+    for name in ("_torch", "_devices", "_cores", "_rates", "_compiler", "_entry_point", "_model", "_python"):
         monkeypatch.setattr(doctor, name, lambda: good)
     monkeypatch.setattr(doctor, "_cache", lambda: minor)
     monkeypatch.setattr(doctor, "_triton", lambda: [])
