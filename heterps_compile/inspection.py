@@ -10,6 +10,7 @@ from torch import nn
 
 from heterps_compile.capture import why_no_graph
 from heterps_compile.compiled import CompiledGraph, compiled_graphs
+from heterps_compile.report.columns import align
 
 
 def is_planned(model: nn.Module) -> bool:
@@ -39,14 +40,13 @@ def _explain_graph(index: int, compiled: CompiledGraph) -> str:
     lines += [f"note: {note}" for note in report.notes]
     rows = [("layer", "kind", "stage", "type", "device", "runs as")]
     rows += [(r.layer, report.graph[r.layer].kind, r.stage, r.resource, r.device, r.lowering) for r in report.layers]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
-    lines += ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[5]]) for row in rows]
+    lines += align(rows)
     if len(report.plan.resources) > 1:
         lines.append(report.plan.explain())
     return "\n".join(lines)
 
 
 def _original(model: nn.Module) -> nn.Module:
-    original = getattr(model, "_orig_mod", model)
+    original = getattr(model, "_orig_mod", model)  # tried on torch 2.13.0
     assert isinstance(original, nn.Module)
     return original

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from heterps_compile.cluster import ResourceType
 from heterps_compile.graph import Layer, LayerGraph
+from heterps_compile.report.columns import align
 
 DATA = "data-intensive"
 COMPUTE = "compute-intensive"
@@ -25,12 +26,12 @@ def layer_table(graph: LayerGraph, types: Iterable[ResourceType]) -> str:
     """One line per layer: kind, parameters, bytes touched and FLOPs per sample, FLOP per byte, class on each type."""
     types = tuple(types)
     heads = ["layer", "kind", "params", "touched/sample", "FLOP/sample", "FLOP/byte"]
-    heads += [f"on {kind.name} ({kind.balance_flop_per_byte:.0f} FLOP/byte)" for kind in types]
+    heads += [f"on {resource.name} ({resource.balance_flop_per_byte:.0f} FLOP/byte)" for resource in types]
     rows = [_row(layer, types) for layer in graph]
     total = sum(layer.parameter_bytes for layer in graph)
     flops = sum(layer.forward_flops_per_sample + layer.backward_flops_per_sample for layer in graph)
     foot = f"{len(graph)} layers, {human(total, 'B')} of parameters, {human(flops, 'FLOP')} per sample"
-    return "\n".join([*align([heads, *rows], left=(0, 1, *range(6, 6 + len(types)))), foot])
+    return "\n".join([*align([heads, *rows], right=range(2, 6)), foot])
 
 
 def human(value: float, unit: str = "") -> str:
@@ -39,19 +40,6 @@ def human(value: float, unit: str = "") -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {prefix}{unit}"
     return f"{value:.3g} {unit}".rstrip()
-
-
-def align(rows: Sequence[Sequence[str]], left: Iterable[int] = (0,)) -> list[str]:
-    """Pad columns to equal width, two spaces apart; columns not in ``left`` are set to the right."""
-    left = set(left)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _row(layer: Layer, types: Sequence[ResourceType]) -> list[str]:
@@ -63,5 +51,5 @@ def _row(layer: Layer, types: Sequence[ResourceType]) -> list[str]:
         human(layer.touched_bytes_per_sample, "B"),
         human(flops),
         f"{layer.intensity_flop_per_byte:.2f}",
-        *(intensity_class(layer, kind) for kind in types),
+        *(intensity_class(layer, resource) for resource in types),
     ]

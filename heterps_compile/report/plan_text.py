@@ -7,8 +7,9 @@ counted.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from heterps_compile.report.columns import align
 
 if TYPE_CHECKING:
     from heterps_compile.plans import Alternative, Plan, Reason, Stage
@@ -72,7 +73,7 @@ def _rent(plan: Plan) -> list[str]:
                 plan.sources.get(resource.name, "given"),
             )
         )
-    lines = _table(rows, right=(1, 2, 3, 4, 5)) if used else []
+    lines = align(rows, right=(1, 2, 3, 4, 5)) if used else []
     idle = [r.name for r in plan.resources if not plan.provision.get(r.name)]
     if idle:
         shown = ", ".join(idle[:6]) + (f" and {len(idle) - 6} more" if len(idle) > 6 else "")
@@ -92,7 +93,7 @@ def _stages(plan: Plan) -> list[str]:
         mark = "slowest" if stage.throughput_samples_per_s <= slowest * (1 + 1e-9) else ""
         runs_on = f"{stage.replicas:,} x {stage.resource}"
         rows.append((f"{index + 1}", runs_on, _span(stage), f"{stage.throughput_samples_per_s:,.0f}", mark))
-    return _table(rows, right=(3,))
+    return align(rows, right=(3,))
 
 
 def _span(stage: Stage) -> str:
@@ -108,7 +109,7 @@ def _why(plan: Plan) -> list[str]:
     lines = ["why: cost of the whole plan if that layer alone (and what shares its table) were moved"]
     ranked = sorted(range(len(movable)), key=lambda i: min(movable[i].elsewhere.values(), default=float("inf")))
     kept = sorted(ranked[:MAX_REASONS])
-    lines += _table([_reason(plan, movable[index]) for index in kept], indent="  ")
+    lines += align([_reason(plan, movable[index]) for index in kept], indent="  ")
     pinned = [reason.layer for reason in plan.reasons if reason.pinned]
     if pinned:
         names = ", ".join(_short(name) for name in pinned[:3]) + (" ..." if len(pinned) > 3 else "")
@@ -149,7 +150,7 @@ def _alternatives(plan: Plan) -> list[str]:
                 f"{other.price_usd_per_h or 0:.4g}",
             )
         )
-    return _table(rows, right=(1, 3, 4))
+    return align(rows, right=(1, 3, 4))
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -183,12 +184,3 @@ def _head_and_tail(items: list[tuple[int, Stage]], most: int) -> list[tuple[int,
         return list(items)
     head = most // 2
     return [*items[:head], len(items) - 2 * head, *items[-head:]]
-
-
-def _table(rows: Sequence[Sequence[str]], right: Iterable[int] = (), indent: str = "") -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    lines = []
-    for row in rows:
-        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append((indent + "  ".join(cells)).rstrip())
-    return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heterps_compile.cluster import Cluster
 from heterps_compile.graph import Layer, LayerGraph
-from heterps_compile.report.graph_table import align, human, layer_table
+from heterps_compile.report.graph_table import human, layer_table
 
 FLEET = Cluster.from_dict(
     {
@@ -36,7 +36,3 @@ def test_table_of_two_layers() -> None:
 def test_numbers_people_read() -> None:
     assert [human(value, "B") for value in (0, 999, 1536, 2.5e9)] == ["0 B", "999 B", "1.54 kB", "2.5 GB"]
     assert human(12_345) == "12.3 k"
-
-
-def test_columns() -> None:
-    assert align([["a", "b"], ["long", "10"]]) == ["a      b", "long  10"]
