@@ -34,7 +34,7 @@ def capture(model: nn.Module, example_inputs: Sequence[Any]) -> tuple[Captured, 
         found.append(Captured(gm=gm, example_inputs=tuple(inputs), ended_by=ended_by(gm)))
         return _Unexecuted(gm)
 
-    original = getattr(model, "_orig_mod", model)
+    original = getattr(model, "_orig_mod", model)  # this and the next name: tried on torch 2.13.0
     call = original.forward if getattr(original, "_compiled_call_impl", None) is not None else original
     torch.compile(call, backend=record, dynamic=False)(*example_inputs)
     if not found:
@@ -56,7 +56,7 @@ def why_no_graph(model: nn.Module) -> str:
     hooked = [
         name or type(model).__name__
         for name, module in model.named_modules()
-        if module._backward_hooks or module._backward_pre_hooks
+        if module._backward_hooks or module._backward_pre_hooks  # tried on torch 2.13.0
     ]
     if hooked:
         return f"{hooked[0]} has a full backward hook, around which Dynamo compiles nothing: use tensor hooks instead"

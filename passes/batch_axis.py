@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch._ops import HigherOrderOperator  # tried on torch 2.13.0
 from torch._subclasses.fake_tensor import FakeTensorMode  # torch 2.13.0: no public name; Dynamo's own fake mode
 
 from heterps_compile.fx.lookups import parse_lookup
@@ -188,7 +189,7 @@ class _Graph:
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.values.__getitem__)
             if node.target is F.embedding_bag:
                 return self._embedding_bag(node)
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
+            if isinstance(node.target, HigherOrderOperator):
                 return _call_body(op_name(node), args)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload  # tried on torch 2.13.0, as is the schema of an OpOverload
 
 OpKind = Literal[
     "lookup",
@@ -75,7 +76,7 @@ def op_name(node: fx.Node) -> str:
     target = node.target
     if isinstance(target, str):
         return target.rsplit(".", 1)[-1]
-    if isinstance(target, torch._ops.OpOverload):  # torch.ops.aten.linear.default
+    if isinstance(target, OpOverload):  # torch.ops.aten.linear.default
         return str(target.overloadpacket.__name__)
     return str(getattr(target, "__name__", type(target).__name__))
 
@@ -85,7 +86,7 @@ def op_kind(node: fx.Node) -> OpKind:
     if node.op in ("placeholder", "output", "get_attr"):
         return "view"
     name = op_name(node)
-    if node.op == "call_module" or isinstance(node.target, torch._ops.HigherOrderOperator):
+    if node.op == "call_module" or isinstance(node.target, HigherOrderOperator):
         return "other"
     if mode_switch(node):
         return "mode"
@@ -150,9 +151,9 @@ def written(node: fx.Node) -> list[fx.Node]:
         target = node.target
         if target in _INPLACE_OPERATORS:
             found.append(node.args[0])
-        elif isinstance(target, torch._ops.OpOverload):
+        elif isinstance(target, OpOverload):
             found += _schema_writes(target, node)
-        elif isinstance(target, torch._ops.HigherOrderOperator):
+        elif isinstance(target, HigherOrderOperator):
             found += node.all_input_nodes if "mutation" in name else []
         elif name.endswith("_") and not name.startswith("_"):
             found.append(argument(node, 0, "input"))
@@ -167,7 +168,7 @@ def is_random(node: fx.Node, gm: fx.GraphModule | None = None) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name = op_name(node).rstrip("_")
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         return gm is not None and any(is_random(inner, gm) for inner in _bodies(node, gm))
     if name in _RANDOM:
         return True
@@ -193,7 +194,7 @@ def _bodies(node: fx.Node, gm: fx.GraphModule) -> Iterable[fx.Node]:
             yield from body.graph.nodes
 
 
-def _schema_writes(target: torch._ops.OpOverload, node: fx.Node) -> list[Any]:
+def _schema_writes(target: OpOverload, node: fx.Node) -> list[Any]:
     found = []
     for position, slot in enumerate(target._schema.arguments):
         if slot.alias_info is not None and slot.alias_info.is_write:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode  # torch 2.13.0: no public name
 
 from heterps_compile.fx import rows as rule
 from heterps_compile.fx.rows import Batch, Call, NotRowwise, Offsets, Partial, Ragged, Rows
