@@ -28,7 +28,7 @@ RUNS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Rates of one core: products in float32, bytes read and written by a sum, bytes gathered at random, bytes copied."""
+    """Rates of one core: products in float32, bytes read and written by a sum, bytes of random rows, bytes copied."""
 
     flops_per_s: float
     stream_bytes_per_s: float
