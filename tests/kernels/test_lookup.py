@@ -184,6 +184,11 @@ def test_sums_over_chunks_and_threads(size: int, sparse: bool, hot: bool) -> Non
     torch.testing.assert_close(results[0].double(), wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_scaling_by_frequency_counts_across_chunks() -> None:
+    ids = torch.randint(0, 4, (5000,))
+    Case(GroupSpec(lookups=(LookupSpec(table=0, scale_grad_by_freq=True),)), [torch.randn(4, 7)], [ids], [None]).check()
+
+
 def test_sparse_gradients_are_coalesced() -> None:
     (table,) = tables_of(9)
     (output,) = look_up([LookupSpec(table=0, sparse=True)], [table], [torch.tensor([4, 1, 4, 8, 1, 4])])
