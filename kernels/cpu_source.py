@@ -104,9 +104,13 @@ class Unit:
 
     def source(self) -> str:
         """The C++ text of this unit."""
+        return self.prelude() + {"lookup": LOOKUP, "update": UPDATE}[self.kind]
+
+    def prelude(self) -> str:
+        """Types, constants and conversions that all kernels of this unit share."""
         scalar, real = SCALARS[self.dtype]
         is_half = self.dtype is torch.float16
-        prelude = PRELUDE.format(
+        return PRELUDE.format(
             kind=self.kind,
             dim=self.dim,
             dtype=str(self.dtype).removeprefix("torch."),
@@ -115,4 +119,3 @@ class Unit:
             includes=HALF_INCLUDES if is_half else "",
             half=HALF if is_half else "",
         )
-        return prelude + {"lookup": LOOKUP, "update": UPDATE}[self.kind]

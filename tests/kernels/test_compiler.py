@@ -164,7 +164,7 @@ def test_units_read_well_and_keep_nan() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types_round_as_torch_does(dtype: torch.dtype) -> None:
     """Every value of the type, and the halves between them, through the generated conversions and back."""
-    source = Unit(kind="lookup", dim=1, dtype=dtype).source() + (
+    source = Unit(kind="lookup", dim=1, dtype=dtype).prelude() + (
         'extern "C" void widen(const scalar* a, float* b, int64_t n) { while (n--) b[n] = load(a[n]); }\n'
         'extern "C" void narrow(const float* a, scalar* b, int64_t n) { while (n--) store(b + n, a[n]); }\n'
     )
