@@ -7,6 +7,7 @@ says which and why, and ``strict`` raises instead.
 
 from __future__ import annotations
 
+import fnmatch
 import threading
 import time
 import warnings
@@ -20,7 +21,8 @@ from heterps_compile.adopt import adopt
 from heterps_compile.assemble import assemble, uncompiled
 from heterps_compile.capture import ended_by
 from heterps_compile.compiled import CompiledGraph, alive, remember
-from heterps_compile.errors import GraphError, HeterpsError, HeterpsWarning, InfeasibleError, LoweringError
+from heterps_compile.errors import GraphError, HeterpsError, HeterpsWarning, InfeasibleError, LoweringError, OptionError
+from heterps_compile.graph import LayerGraph
 from heterps_compile.options import Options
 from heterps_compile.passes.lower import Lower, tables_read_whole
 from heterps_compile.passes.profile import Profile
@@ -55,7 +57,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     """Trace, profile, place (fuse and provision with it), split, lower, and join the stages into a pipeline."""
     site = Site.of(gm, example_inputs, options)
     graph = Trace()(gm, example_inputs)
-    pins = {**site.pinned(graph, gm, example_inputs), **options.pin}
+    pins = {**site.pinned(graph, gm, example_inputs), **_pins_of(graph, options)}
     if options.plan is not None:
         plan = adopt(options.plan, graph, site.cluster, default=site.home_type)
     else:
@@ -75,6 +77,17 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     lower = Lower(strict=options.strict, lazy_tables=options.lazy_tables, read_whole=tables_read_whole(gm, graph))
     lowered = [lower(stage) for stage in stages]
     return assemble(gm, example_inputs, graph, plan, lowered, site, options)
+
+
+def _pins_of(graph: LayerGraph, options: Options) -> dict[str, str]:
+    """The user's pins that concern this graph: a model gives several, and each is planned alone."""
+    found = {glob: kind for glob, kind in options.pin.items() if fnmatch.filter(graph.names(), glob)}
+    for glob in options.pin.keys() - found.keys():
+        message = f"pin {glob!r} matches no layer of a graph with layers {', '.join(graph.names()[:8])}"
+        if options.strict:
+            raise OptionError(message, hint="heterps_compile.explain(model) lists the layers; globs need [[] for a [")
+        warnings.warn(f"{message}: it places nothing there", HeterpsWarning, stacklevel=2)
+    return found
 
 
 def _demand_feasible(plan: Plan) -> None:

@@ -47,7 +47,7 @@ class Calibration:
             resource,
             flops_per_s=self.flops_per_s,
             memory_bytes_per_s=self.stream_bytes_per_s,
-            source=f"calibrated on {platform.node() or 'this machine'}",
+            source="measured by calibrate() on the machine that planned",
         )
 
 

@@ -9,137 +9,23 @@ contradict each other, its graph or its cluster (:class:`PlanError`), and files 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from heterps_compile.cluster import Cluster, ResourceType
 from heterps_compile.errors import PlanError
 from heterps_compile.fields import Record, parse, read_file
+from heterps_compile.plan_facts import Alternative, Placement, PlanFacts, Reason, Stage
+from heterps_compile.report.plan_text import explain
 
-
-@dataclass(frozen=True)
-class Placement(Mapping[str, str]):
-    """Layer -> resource type, in execution order, with the policy that made it and what that policy says about itself.
-
-    ``lower_bound_usd_per_million_samples`` is a proven bound on any placement's cost (0 when the policy proves none).
-    """
-
-    assignment: tuple[tuple[str, str], ...]
-    policy: str = "given"
-    lower_bound_usd_per_million_samples: float = 0.0
-    notes: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, placement: Mapping[str, str], policy: str = "given", **facts: Any) -> Placement:
-        """Freeze a mapping."""
-        return cls(assignment=tuple(placement.items()), policy=policy, **facts)
-
-    def __getitem__(self, layer: str) -> str:
-        return self._by_layer[layer]
-
-    @cached_property
-    def _by_layer(self) -> dict[str, str]:
-        return dict(self.assignment)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.assignment)
-
-    def __len__(self) -> int:
-        return len(self.assignment)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """A maximal run of consecutive layers on one resource type, and its replicas (one unit each)."""
-
-    resource: str
-    layers: tuple[str, ...]
-    replicas: int = 1
-    throughput_samples_per_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Alternative:
-    """What another policy would have given."""
-
-    feasible: bool
-    cost_usd_per_million_samples: float | None = None
-    throughput_samples_per_s: float | None = None
-    price_usd_per_h: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reason:
-    """Why one layer is where it is: the cost of the whole plan (USD per million samples) were it moved alone.
-
-    ``elsewhere`` leaves out types where no plan with this layer reaches the floor; ``source`` says whether the times
-    were measured, estimated or given, ``pinned`` that no other type was allowed, ``bound`` that it shares a table, and
-    ``transfer_bound`` that on its type moving its inputs and rows takes longer than computing.
-    """
-
-    layer: str
-    source: str = "given"
-    pinned: bool = False
-    bound: bool = False
-    transfer_bound: bool = False
-    elsewhere: Mapping[str, float] = field(default_factory=dict)
+__all__ = ["Alternative", "Placement", "Plan", "PlanFacts", "Reason", "Stage", "units_of", "validate"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Placement, stages, provision and predictions. Money in USD, throughput in samples per second.
-
-    A plan that is not ``feasible`` carries the placement with the best reachable throughput, and ``binds`` says what
-    stands in the way. ``optimum_proven`` is False when the optimum is a lower bound that no plan is known to reach.
-    """
-
-    placement: Mapping[str, str]
-    stages: tuple[Stage, ...]
-    provision: Mapping[str, int]
-    policy: str = "given"
-    seed: int = 0
-    feasible: bool = True
-    min_throughput: float | None = None
-    mode: str = "paper"
-    batch_size: int = 1
-    throughput_samples_per_s: float = 0.0
-    price_usd_per_h: float = 0.0
-    cost_usd_per_million_samples: float = 0.0
-    optimum_usd_per_million_samples: float = 0.0
-    optimum_proven: bool = False
-    gap_to_optimum: float = 0.0
-    alternatives: Mapping[str, Alternative] = field(default_factory=dict)
-    resources: tuple[ResourceType, ...] = ()
-    reasons: tuple[Reason, ...] = ()
-    binds: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    planning_s: float = field(default=0.0, compare=False)
-
-    @classmethod
-    def single(cls, layers: tuple[str, ...], resource: ResourceType) -> Plan:
-        """Everything on one unit of one type, with nothing predicted."""
-        return cls(
-            placement=dict.fromkeys(layers, resource.name),
-            stages=(Stage(resource=resource.name, layers=layers),) if layers else (),
-            provision={resource.name: 1},
-            resources=(resource,),
-        )
-
-    def unused(self) -> Mapping[str, int]:
-        """Units of each type within its limit that the plan leaves unused."""
-        return {r.name: r.limit - self.provision.get(r.name, 0) for r in self.resources}
-
-    def stage_of(self, layer: str) -> int:
-        """Index of the stage that holds ``layer``. Raises :class:`PlanError` when none does."""
-        for index, stage in enumerate(self.stages):
-            if layer in stage.layers:
-                return index
-        raise PlanError(f"layer {layer!r} is in no stage of the plan")
+class Plan(PlanFacts):
+    """The facts of a plan, with what one does with them: print, save, load, check."""
 
     def validate(self, graph: Graph, cluster: Cluster) -> None:
         """Check that the plan fits ``graph`` (a layer graph or a cost table) and ``cluster``.
@@ -150,8 +36,6 @@ class Plan:
 
     def explain(self) -> str:
         """What to rent and why, for a person, in fewer than 60 lines."""
-        from heterps_compile.report.plan_text import explain
-
         return explain(self)
 
     def to_dict(self) -> dict[str, Any]:

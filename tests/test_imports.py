@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "heterps_compile"
 FOLDERS = {PACKAGE: PACKAGE, f"{PACKAGE}.passes": "passes", f"{PACKAGE}.kernels": "kernels"}
 
-DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plans", "options", "row_split")
+DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plan_facts", "plans", "options", "row_split")
 FACTS = ("fx", "cache", "calibrate")
 EQUATIONS = ("cost_model", "provision")
 ENGINE = ("runtime", "devices", "optim", "data", "models", "metrics", "report", "export")

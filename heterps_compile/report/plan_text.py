@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from heterps_compile.report.columns import align
 
 if TYPE_CHECKING:
-    from heterps_compile.plans import Alternative, Plan, Reason, Stage
+    from heterps_compile.plan_facts import Alternative, PlanFacts, Reason, Stage
 
 MAX_TYPES = 8
 MAX_STAGES = 12
@@ -22,7 +22,7 @@ NAME_COLUMNS = 34
 COLUMNS = 110
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: PlanFacts) -> str:
     """What to rent and why."""
     if not plan.stages:
         return "Nothing to place: the graph has no layers."
@@ -31,7 +31,7 @@ def explain(plan: Plan) -> str:
     return "\n\n".join("\n".join(part) for part in (wrapped, *parts[1:]) if part)
 
 
-def _headline(plan: Plan) -> list[str]:
+def _headline(plan: PlanFacts) -> list[str]:
     rented = " and ".join(f"{count} {name}" for name, count in plan.provision.items())
     hourly, reach = _usd(plan.price_usd_per_h), f"{plan.throughput_samples_per_s:,.0f} samples/s"
     cost = f"{_usd(plan.cost_usd_per_million_samples)} per million samples"
@@ -45,7 +45,7 @@ def _headline(plan: Plan) -> list[str]:
     return [f"Rent {rented} for {hourly}/h: {reach}{asked}, {cost}.", f"{_gap(plan)} {made}"]
 
 
-def _gap(plan: Plan) -> str:
+def _gap(plan: PlanFacts) -> str:
     if plan.optimum_proven:
         near = plan.gap_to_optimum <= 0
         return "This is the proven optimum." if near else f"{plan.gap_to_optimum:.2%} above the proven optimum."
@@ -55,7 +55,7 @@ def _gap(plan: Plan) -> str:
     return "How far this is from the optimum is not known."
 
 
-def _rent(plan: Plan) -> list[str]:
+def _rent(plan: PlanFacts) -> list[str]:
     """One line per type in use; the unused ones are named together."""
     used = [r for r in plan.resources if plan.provision.get(r.name)]
     rows = [("rent", "units", "limit", "unused", "$/unit/h", "$/h", "times are")]
@@ -81,7 +81,7 @@ def _rent(plan: Plan) -> list[str]:
     return lines
 
 
-def _stages(plan: Plan) -> list[str]:
+def _stages(plan: PlanFacts) -> list[str]:
     slowest = min(stage.throughput_samples_per_s for stage in plan.stages)
     rows = [("stage", "runs on", "layers", "samples/s", "")]
     shown = _head_and_tail(list(enumerate(plan.stages)), MAX_STAGES)
@@ -101,7 +101,7 @@ def _span(stage: Stage) -> str:
     return first if len(stage.layers) == 1 else f"{first} .. {last} ({len(stage.layers)})"
 
 
-def _why(plan: Plan) -> list[str]:
+def _why(plan: PlanFacts) -> list[str]:
     """The closest calls: layers for which another type would cost least more."""
     movable = [reason for reason in plan.reasons if not reason.pinned]
     if not plan.reasons or len(plan.resources) < 2:
@@ -120,7 +120,7 @@ def _why(plan: Plan) -> list[str]:
     return lines
 
 
-def _reason(plan: Plan, reason: Reason) -> tuple[str, ...]:
+def _reason(plan: PlanFacts, reason: Reason) -> tuple[str, ...]:
     here = plan.placement[reason.layer]
     kind = "transfer-bound" if reason.transfer_bound else "compute-bound"
     cheapest = sorted(reason.elsewhere.items(), key=lambda move: move[1])[:3]
@@ -132,7 +132,7 @@ def _reason(plan: Plan, reason: Reason) -> tuple[str, ...]:
     return (_short(reason.layer), here, kind + shares, "; ".join(moves))
 
 
-def _alternatives(plan: Plan) -> list[str]:
+def _alternatives(plan: PlanFacts) -> list[str]:
     if not plan.alternatives:
         return []
     order = sorted(plan.alternatives.items(), key=lambda item: _cost(item[1]))
@@ -153,7 +153,7 @@ def _alternatives(plan: Plan) -> list[str]:
     return align(rows, right=(1, 3, 4))
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: PlanFacts) -> list[str]:
     return [line for note in plan.notes[:MAX_NOTES] for line in textwrap.wrap(f"note: {note}", COLUMNS)]
 
 

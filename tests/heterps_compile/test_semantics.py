@@ -200,6 +200,26 @@ def test_graph_breaks_give_several_graphs_and_explain_says_why() -> None:
     assert "graph break" in text
 
 
+def test_a_pin_may_concern_one_graph_of_several() -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.top = nn.Embedding(9, 4), nn.Linear(4, 1)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            rows = self.table(ids)
+            torch._dynamo.graph_break()
+            return self.top(rows)
+
+    model, ids = Breaks(), torch.arange(5)
+    with pytest.warns(heterps_compile.HeterpsWarning, match=r"pin 'emb\*' matches no layer of a graph with layers top"):
+        ours = compiled(model, pin={"emb*": "cpu"})(ids)
+    torch.testing.assert_close(ours, model(ids))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="pin 'emv' matches no layer"):
+        compiled(model, pin={"emv": "cpu"}, strict=True)(ids)
+
+
 def test_a_backward_hook_leaves_no_graph_and_is_warned_of() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     model[2].register_full_backward_hook(lambda *_: None)
