@@ -59,6 +59,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     graph = Trace()(gm, example_inputs)
     pins = {**site.pinned(graph, gm, example_inputs), **_pins_of(graph, options)}
     if options.plan is not None:
+        _say_infeasible(options.plan)
         plan = adopt(options.plan, graph, site.cluster, default=site.home_type)
     else:
         costs = Profile(mode=options.profile)(gm, graph, site.cluster)
@@ -88,6 +89,16 @@ def _pins_of(graph: LayerGraph, options: Options) -> dict[str, str]:
             raise OptionError(message, hint="heterps_compile.explain(model) lists the layers; globs need [[] for a [")
         warnings.warn(f"{message}: it places nothing there", HeterpsWarning, stacklevel=2)
     return found
+
+
+def _say_infeasible(plan: Plan) -> None:
+    if not plan.feasible and plan.binds:
+        warnings.warn(
+            f"the plan does not reach the {plan.min_throughput or 0:g} samples/s it was asked for "
+            f"({plan.throughput_samples_per_s:.4g}; what binds: {'; '.join(plan.binds)})",
+            HeterpsWarning,
+            stacklevel=2,
+        )
 
 
 def _demand_feasible(plan: Plan) -> None:

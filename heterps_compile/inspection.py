@@ -10,6 +10,7 @@ from torch import nn
 
 from heterps_compile.capture import why_no_graph
 from heterps_compile.compiled import CompiledGraph, compiled_graphs
+from heterps_compile.errors import OptionError
 from heterps_compile.report.columns import align
 
 
@@ -47,6 +48,10 @@ def _explain_graph(index: int, compiled: CompiledGraph) -> str:
 
 
 def _original(model: nn.Module) -> nn.Module:
-    original = getattr(model, "_orig_mod", model)  # tried on torch 2.13.0
-    assert isinstance(original, nn.Module)
+    original = getattr(model, "_orig_mod", model)
+    if not isinstance(original, nn.Module):
+        raise OptionError(
+            f"{type(model).__name__} is no model (allowed: an nn.Module, or what torch.compile made of one)",
+            hint="compile a model once: torch.compile of a compiled model gives a plain function",
+        )
     return original

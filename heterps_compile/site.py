@@ -135,7 +135,10 @@ def _names_sim(options: Options) -> bool:
 
 
 def _unpriced(home: torch.device) -> ResourceType:
-    return ResourceType(name=home.type, device=home.type, price_usd_per_h=0.0, limit=1)
+    """A device of no known type, with made-up rates: everything runs there, so nothing is decided by them."""
+    return ResourceType(
+        name=home.type, device=home.type, price_usd_per_h=0.0, limit=1, flops_per_s=1e10, memory_bytes_per_s=1e10
+    )
 
 
 def _device(kind: str, home: torch.device) -> torch.device | None:

@@ -48,7 +48,9 @@ def train_step(step: Any = None, /, *, optimizer: torch.optim.Optimizer, **optio
     """Turn ``step(model, *batch) -> loss`` into one whole training step that returns the detached loss.
 
     Each call zeroes gradients, runs forward and backward, and steps ``optimizer``. The model is compiled in place at
-    the first call, with ``lazy_tables`` on unless said otherwise. Raises :class:`OptionError` for unknown options.
+    the first call, with ``lazy_tables`` on unless said otherwise. Rows of tables that wait for updates are brought up
+    to date by whatever reads them through the model or its state; before reading a weight itself, call :func:`flush`.
+    Raises :class:`OptionError` for unknown options and for an optimizer that holds no parameter of the model.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(
@@ -72,6 +74,7 @@ class _TrainStep:
 
     def __call__(self, model: nn.Module, *batch: Any, **named: Any) -> Tensor:
         if model not in self._compiled:
+            self._demand_same_model(model)
             compile_(model, **self.options)
             self._compiled.add(model)
         self.optimizer.zero_grad(set_to_none=True)
@@ -82,8 +85,24 @@ class _TrainStep:
                 hint="return loss_fn(model(batch.x), batch.y), reduced to a scalar",
             )
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        with warnings.catch_warnings():
+            if self.options.get("strict"):
+                warnings.simplefilter("error", HeterpsWarning)
+            self.optimizer.step()
         return loss.detach()
+
+    def _demand_same_model(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise OptionError(
+                f"the step got a {type(model).__name__} first (allowed: the model)",
+                hint="def step(model, batch): ..., called as step(model, batch)",
+            )
+        stepped = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        if stepped.isdisjoint(id(p) for p in model.parameters()):
+            raise OptionError(
+                f"the optimizer of this step holds no parameter of the {type(model).__name__} it was called with",
+                hint="build the optimizer from this model's parameters",
+            )
 
 
 def flush(model: nn.Module) -> None:

@@ -21,7 +21,7 @@ from heterps_compile.errors import LoweringError
 from heterps_compile.fx.ops import argument, op_name, written
 from heterps_compile.fx.values import attributes
 from heterps_compile.graph import Layer, LayerGraph, Lookup
-from heterps_compile.kernels.lookup import lookup_group
+from heterps_compile.kernels.lookup import lookup_group, prepare
 from heterps_compile.kernels.specs import GroupSpec, Layout, LookupSpec
 from heterps_compile.stage_graph import StageGraph
 
@@ -84,9 +84,12 @@ class Lower:
             if stage.cut.device.type != "cpu":
                 how[layer.name] = self._eager(layer, f"look-up kernels are for cpu, the stage is on {stage.cut.device}")
                 continue
+            if not prepare(_row_shapes(module, layer), strict=self.strict):
+                how[layer.name] = self._eager(layer, "no working C++ compiler, see heterps doctor")
+                continue
             lazy = self.lazy_tables and not any(lookup.table in self.read_whole for lookup in layer.lookups)
             module, groups = _group_lookups(module, layer, lazy=lazy)
-            gradients = ", lazy gradients" if lazy else ""
+            gradients = ", lazy gradients where the optimizer allows them" if lazy else ""
             how[layer.name] = (
                 f"{_count(len(layer.lookups), 'look-up')} in {_count(groups, 'generated C++ call')}{gradients}"
             )
@@ -99,6 +102,13 @@ class Lower:
                 hint="place it on cpu (pin), or leave out strict",
             )
         return f"torch eager: {reason}"
+
+
+def _row_shapes(module: fx.GraphModule, layer: Layer) -> list[tuple[int, torch.dtype]]:
+    """Dim and dtype of the rows of each table, which is what a kernel is generated for."""
+    tables = {lookup.table for lookup in layer.lookups}
+    examples = [node.meta["example_value"] for node in module.graph.nodes if node.name in tables]
+    return [(int(example.shape[-1]), example.dtype) for example in examples]
 
 
 def _count(number: int, noun: str) -> str:

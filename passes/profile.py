@@ -23,6 +23,7 @@ from heterps_compile import cache
 from heterps_compile.calibrate import num_cores
 from heterps_compile.cluster import ASSUMED_LATENCY_S, ASSUMED_NETWORK_BYTES_PER_S, Cluster, ResourceType
 from heterps_compile.costs import CostLayer, CostTable, LayerCost
+from heterps_compile.errors import OptionError
 from heterps_compile.fx.run import LayerRun, measure
 from heterps_compile.graph import Layer, LayerGraph
 from heterps_compile.options import ProfileMode
@@ -122,14 +123,17 @@ def device_of(resource: ResourceType) -> torch.device | None:
 def estimate(layer: Layer, resource: ResourceType, batch_size: int) -> LayerCost:
     """Roofline: the slower of computing and moving bytes at the kind's efficiency, and a fixed time per operation.
 
-    A type without rates takes those of 1e10 FLOP/s and 1e10 byte/s, so that layers still compare.
+    Raises :class:`OptionError` for a type that states no rates.
     """
+    if not (resource.flops_per_s and resource.memory_bytes_per_s):
+        raise OptionError(
+            f"resource type {resource.name!r} states no flops_per_s or no memory_bytes_per_s to estimate times from",
+            hint="give both in the cluster file, name a type of the catalog, or measure on a machine that has it",
+        )
     compute, memory = EFFICIENCY[layer.kind]
     flops = batch_size * (layer.forward_flops_per_sample + layer.backward_flops_per_sample)
     moved = batch_size * (layer.forward_bytes_per_sample + layer.backward_bytes_per_sample)
-    work_s = max(
-        flops / (compute * (resource.flops_per_s or 1e10)), moved / (memory * (resource.memory_bytes_per_s or 1e10))
-    )
+    work_s = max(flops / (compute * resource.flops_per_s), moved / (memory * resource.memory_bytes_per_s))
     once_s = OVERHEAD_S["accelerator" if resource.is_accelerator else "cpu"]
     backward = BACKWARD_OPERATIONS if layer.backward_bytes_per_sample else 0.0
     fixed_s = once_s * (1 + backward) * _num_operations(layer)

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _guarded(arguments: argparse.Namespace) -> int:
     """Turn errors into one line and an exit code."""
     try:
-        code: int = arguments.run(arguments)
+        code: int = _unwrapped(arguments)
         sys.stdout.flush()
     except (UsageError, FileFormatError, OptionError) as error:
         return _say(error, USAGE)
@@ -75,6 +75,18 @@ def _guarded(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("heterps: interrupted", file=sys.stderr)
         return INTERRUPTED
+    return code
+
+
+def _unwrapped(arguments: argparse.Namespace) -> int:
+    """Run; an error of ours that torch.compile has wrapped comes out as it was raised."""
+    try:
+        code: int = arguments.run(arguments)
+    except Exception as error:
+        inner = getattr(error, "inner_exception", None)  # torch._dynamo.exc.BackendCompilerFailed, torch 2.11 to 2.13
+        if isinstance(inner, HeterpsError):
+            raise inner from None
+        raise
     return code
 
 

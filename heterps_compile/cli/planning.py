@@ -111,6 +111,11 @@ def _plan_costs(arguments: argparse.Namespace) -> Plan:
 def _plan_model(arguments: argparse.Namespace) -> Plan:
     if not arguments.model:
         raise UsageError("nothing to plan", hint="give MODULE:FACTORY, or --costs FILE")
+    if arguments.compare:
+        raise UsageError(
+            "--compare works on a table of costs",
+            hint=f"heterps profile {arguments.model} --out costs.json, then heterps plan --costs costs.json --compare",
+        )
     cluster, pin = _read_cluster(arguments.cluster), _pins(arguments.pin)
     model, inputs = load(arguments.model)
     from heterps_compile.planner import plan as plan_model

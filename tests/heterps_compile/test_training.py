@@ -117,3 +117,27 @@ def test_compile_in_place_reaches_a_model_with_a_compile_of_its_own() -> None:
     heterps_compile.compile_(model)
     model(*batch(4, 0)[:2])
     assert heterps_compile.is_planned(model)
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model, other = (models.DeepFM(ROWS, 8, deep=(16,)) for _ in range(2))
+    step = heterps_compile.train_step(loss_of, optimizer=torch.optim.Adam(other.parameters()))
+    with pytest.raises(OptionError, match="holds no parameter of the DeepFM"):
+        step(model, *batch(4, 0))
+    with pytest.raises(OptionError, match="got a Tensor first"):
+        step(batch(4, 0)[0])
+
+
+def test_strict_refuses_tables_that_have_to_stay_dense() -> None:
+    model = models.DeepFM(ROWS, 8, deep=(16,))
+    optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.01)
+    step = heterps_compile.train_step(loss_of, optimizer=optimizer, strict=True)
+    with pytest.raises(heterps_compile.HeterpsWarning, match="weight_decay"):
+        step(model, *batch(4, 0))
+
+
+def test_what_is_no_model_cannot_be_explained() -> None:
+    compiled = torch.compile(models.DeepFM(ROWS, 8, deep=(16,)), backend="heterps")
+    for value in (3, torch.compile(compiled, backend="heterps")):
+        with pytest.raises(OptionError, match="is no model"):
+            heterps_compile.explain(value)
