@@ -2,7 +2,7 @@
 
 Enters: a :class:`Unit`. Leaves: the source a compiler gets. Storage may be float32, float64, float16 or bfloat16;
 sums are kept in float32 (float64 for float64). Nothing here assumes finite numbers: NaN and Inf pass through as in
-eager. The body of each unit lives beside its host code: ``cpu_lookup_source.py`` and ``cpu_update_source.py``.
+eager. The body of each unit lives beside its host code, in ``cpu_*_source.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from heterps_compile.kernels.cpu_gradient_source import GRADIENT
 from heterps_compile.kernels.cpu_lookup_source import LOOKUP
 from heterps_compile.kernels.cpu_update_source import UPDATE
 
@@ -104,7 +105,7 @@ class Unit:
 
     def source(self) -> str:
         """The C++ text of this unit."""
-        return self.prelude() + {"lookup": LOOKUP, "update": UPDATE}[self.kind]
+        return self.prelude() + {"lookup": LOOKUP + GRADIENT, "update": UPDATE}[self.kind]
 
     def prelude(self) -> str:
         """Types, constants and conversions that all kernels of this unit share."""
