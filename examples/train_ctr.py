@@ -66,15 +66,16 @@ def train_and_test(model: nn.Module, backend: str, train: ClickLog, test: ClickL
     optimizers = make_optimizers(args.optimizer, model, args.lr)
     compiled = compile_for(model, backend, lazy_tables=not args.sparse)
     num_steps = args.epochs * train.num_batches(args.batch_size)
+    full_size = min(args.batch_size, len(train))
     steps, seconds, timed_samples = 0, 0.0, 0
     with tqdm(total=num_steps, desc=backend, unit="step", disable=not sys.stderr.isatty()) as bar:
         for epoch in range(args.epochs):
             for batch in train.batches(args.batch_size, shuffle=True, seed=args.seed + epoch):
                 started = time.perf_counter()
                 loss = train_step(compiled, optimizers, batch)
-                if steps > 0 and len(batch.labels) == args.batch_size:  # the first step compiles
+                if steps > 0 and len(batch.labels) == full_size:  # the first step, and a shorter last one, compile
                     seconds += time.perf_counter() - started
-                    timed_samples += args.batch_size
+                    timed_samples += len(batch.labels)
                 steps += 1
                 bar.update()
                 bar.set_postfix(loss=f"{loss.item():.4f}", refresh=False)
@@ -146,7 +147,8 @@ def quality(labels: Tensor, logits: Tensor) -> str:
 def compare(labels: Tensor, ours: Result, eager: Result) -> None:
     difference = auc(labels, ours.logits) - auc(labels, eager.logits)
     print(
-        f"AUC differs from eager by {difference:+.5f}, speed is {ours.samples_per_s / eager.samples_per_s:.2f} x eager"
+        f"AUC differs from eager by {difference:+.5f}"
+        + (f", speed is {ours.samples_per_s / eager.samples_per_s:.2f} x eager" if eager.samples_per_s else "")
     )
 
 
