@@ -22,6 +22,7 @@ def adopt(plan: Plan, graph: LayerGraph, cluster: Cluster, *, default: str) -> P
     if tuple(name for stage in plan.stages for name in stage.layers) == graph.names():
         plan.validate(graph, cluster)
         return plan
+    _demand_consistent(plan)
     known = [name for name in graph.names() if name in plan.placement]
     if not known and any(layer.parameters for layer in graph):
         raise PlanError(
@@ -39,6 +40,21 @@ def adopt(plan: Plan, graph: LayerGraph, cluster: Cluster, *, default: str) -> P
     )
     adopted.validate(graph, cluster)
     return adopted
+
+
+def _demand_consistent(plan: Plan) -> None:
+    staged = [(name, stage.resource) for stage in plan.stages for name in stage.layers]
+    for name, resource in staged:
+        if plan.placement.get(name) != resource:
+            raise PlanError(
+                f"the plan stages layer {name!r} on {resource!r} but places it on {plan.placement.get(name)!r}",
+                hint="edit placement and stages together, or leave placement out",
+            )
+    if len(staged) != len(plan.placement):
+        raise PlanError(
+            f"the plan places {len(plan.placement)} layers but stages {len(staged)}",
+            hint="each layer is in exactly one stage",
+        )
 
 
 def _spread(placement: Mapping[str, str], graph: LayerGraph, default: str) -> dict[str, str]:

@@ -36,8 +36,9 @@ def assemble(
     lowered: Sequence[LoweredStage],
     site: Site,
     options: Options,
+    read_whole: frozenset[str],
 ) -> CompiledGraph:
-    """Build the callable and its report."""
+    """Build the callable and its report; ``read_whole`` names inputs that are read outside look-ups."""
     rows, microbatches = _row_split(gm, example_inputs, lowered, options)
     programs = tuple(
         StageProgram(
@@ -62,7 +63,9 @@ def assemble(
         row_split=rows,
         num_microbatches=options.microbatches,
     )
-    place = placer(_homes(inputs, static, lowered, site))
+    matrices = [index for index in static if isinstance(example_inputs[index], torch.Tensor)]
+    current = [index for index in matrices if inputs[index] in read_whole and example_inputs[index].dim() == 2]
+    place = placer(_homes(inputs, static, lowered, site), current)
     return CompiledGraph(
         report=_report(graph, plan, lowered, microbatches),
         run=pipeline,

@@ -24,7 +24,7 @@ from heterps_compile.compiled import CompiledGraph, alive, remember
 from heterps_compile.errors import GraphError, HeterpsError, HeterpsWarning, InfeasibleError, LoweringError, OptionError
 from heterps_compile.graph import LayerGraph
 from heterps_compile.options import Options
-from heterps_compile.passes.lower import Lower, tables_read_whole
+from heterps_compile.passes.lower import Lower, inputs_read_whole
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.split import Split
 from heterps_compile.passes.trace import Trace
@@ -75,9 +75,10 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
         )
         _demand_feasible(plan)
     stages = Split(home=site.home)(gm, graph, site.cuts(plan))
-    lower = Lower(strict=options.strict, lazy_tables=options.lazy_tables, read_whole=tables_read_whole(gm, graph))
+    read_whole = inputs_read_whole(gm, graph)
+    lower = Lower(strict=options.strict, lazy_tables=options.lazy_tables, read_whole=read_whole)
     lowered = [lower(stage) for stage in stages]
-    return assemble(gm, example_inputs, graph, plan, lowered, site, options)
+    return assemble(gm, example_inputs, graph, plan, lowered, site, options, read_whole)
 
 
 def _pins_of(graph: LayerGraph, options: Options) -> dict[str, str]:

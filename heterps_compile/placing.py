@@ -1,4 +1,4 @@
-"""Bring parameters and buffers to the device of the stage that reads them, and optimizer state after them.
+"""Before each call: parameters and buffers on the device of the stage that reads them, and whole tables up to date.
 
 Enters: which graph inputs belong on which device. Leaves: a function that checks the inputs of each call and moves,
 once, those that are elsewhere; identity is kept, so optimizers and modules notice nothing. State that an optimizer made
@@ -14,19 +14,24 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from heterps_compile import optim
 from heterps_compile.devices.move import move_in_place, move_optimizer_state, tracing_across_devices
 
 Place = Callable[[tuple[Any, ...]], None]
 
 
-def placer(homes: Sequence[tuple[int, torch.device]]) -> Place | None:
-    """``homes`` pairs positions among the graph inputs with devices; None when nothing has to move."""
-    if not homes:
+def placer(homes: Sequence[tuple[int, torch.device]], current: Sequence[int]) -> Place | None:
+    """``homes`` pairs positions among the graph inputs with devices; None when there is nothing to do.
+
+    Inputs at the positions ``current`` are read whole: they may be lazy tables of another graph, with rows behind.
+    """
+    if not homes and not current:
         return None
     for kind in {device.type for _, device in homes} - {"sim", "cpu"}:
         tracing_across_devices(kind)
 
     def place(args: tuple[Any, ...]) -> None:
+        optim.flush(args[index] for index in current)
         for index, device in homes:
             if args[index].device.type != device.type:
                 _move(args[index], device)

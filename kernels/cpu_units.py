@@ -19,6 +19,7 @@ from heterps_compile.kernels.cpu_lookup import LookupKernels
 from heterps_compile.kernels.cpu_source import SCALARS, Unit
 from heterps_compile.kernels.cpu_update import UpdateKernels
 
+CACHE_HINT = "set HETERPS_CACHE_DIR to a folder that can be written"
 MAX_DIM = 4096  # a few rows of sums live on a thread's stack
 
 
@@ -41,6 +42,11 @@ def prepare(shapes: Iterable[tuple[int, torch.dtype]], *, strict: bool = False) 
             raise
         _warn_once(error.message)
         return False
+    except OSError as error:
+        if strict:
+            raise LoweringError(f"no kernel can be built: {error}", hint=CACHE_HINT) from error
+        _warn_once(f"{error} ({CACHE_HINT})")
+        return False
     return True
 
 
@@ -61,8 +67,8 @@ def update_kernels(dim: int, dtype: torch.dtype) -> UpdateKernels | None:
 def _library(unit: Unit) -> ctypes.CDLL | None:
     try:
         return compiler.load(unit.source())
-    except LoweringError as error:
-        _warn_once(error.message)
+    except (LoweringError, OSError) as error:
+        _warn_once(str(error))
         return None
 
 

@@ -115,15 +115,14 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def tables_read_whole(gm: fx.GraphModule, graph: LayerGraph) -> frozenset[str]:
-    """Tables that something other than a look-up reads: tied output weights, a penalty on the whole table."""
-    lookups = {lookup.node: lookup.table for layer in graph for lookup in layer.lookups}
-    tables = set(lookups.values())
+def inputs_read_whole(gm: fx.GraphModule, graph: LayerGraph) -> frozenset[str]:
+    """Inputs that something other than a look-up reads: of tables, tied output weights or a penalty on all rows."""
+    tables = {lookup.node: lookup.table for layer in graph for lookup in layer.lookups}
     return frozenset(
         value.name
         for node in gm.graph.nodes
         for value in node.all_input_nodes
-        if value.name in tables and lookups.get(node.name) != value.name
+        if value.op == "placeholder" and tables.get(node.name) != value.name
     )
 
 

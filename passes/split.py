@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from heterps_compile.errors import PlanError
+from heterps_compile.fx.ops import op_name
 from heterps_compile.fx.values import attributes
 from heterps_compile.graph import Layer, LayerGraph
 from heterps_compile.stage_graph import Cut, StageGraph
@@ -39,8 +40,9 @@ class Split:
         nodes = {node.name: node for node in gm.graph.nodes}
         members = [[nodes[name] for layer in cut.layers for name in graph[layer].nodes] for cut in cuts]
         needed = _values_needed_after(members, returned_names(gm))
+        several = any(cut.device.type != self.home.type for cut in cuts)
         return tuple(
-            _stage_graph(gm, cut, tuple(graph[name] for name in cut.layers), inside, keep, self.home)
+            _stage_graph(gm, cut, tuple(graph[name] for name in cut.layers), inside, keep, several)
             for cut, inside, keep in zip(cuts, members, needed, strict=True)
         )
 
@@ -73,7 +75,7 @@ def _stage_graph(
     layers: tuple[Layer, ...],
     inside: Sequence[fx.Node],
     keep: set[str],
-    home: torch.device,
+    several: bool,
 ) -> StageGraph:
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
@@ -91,7 +93,7 @@ def _stage_graph(
                 inputs[value.name] = None
     for node in inside:
         env[node] = graph.node_copy(node, lambda n: env[n])
-        if cut.device.type != home.type:
+        if several:
             _rehome(env[node], cut.device)
     outputs = tuple(node.name for node in inside if node.name in keep)
     by_name = {node.name: env[node] for node in inside}
@@ -101,15 +103,28 @@ def _stage_graph(
     return StageGraph(cut=cut, layers=layers, module=module, inputs=tuple(inputs), outputs=outputs)
 
 
+_MAKERS = frozenset(
+    (
+        *("arange", "as_tensor", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn"),
+        *("randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+    )
+)
+"""Functions of torch that make a tensor from numbers, on the CPU when no device is named."""
+
+
 def _rehome(node: fx.Node, device: torch.device) -> None:
-    """Make a node that names a device (``torch.zeros(..., device=cpu)``, ``x.cpu()``) name its stage's device."""
+    """Make a node that names a device (``torch.zeros(..., device=cpu)``, ``x.cpu()``) name its stage's device.
+
+    So do nodes that make a tensor and name none. A graph traced after its parameters moved names devices too.
+    """
 
     def rename(value: Any) -> Any:
         return device if isinstance(value, torch.device) else value
 
     node.args = fx.node.map_aggregate(node.args, rename)
     kwargs = fx.node.map_aggregate(node.kwargs, rename)
-    node.kwargs = {**kwargs, "device": device} if kwargs.get("device") is not None else kwargs
+    makes = node.op == "call_function" and op_name(node) in _MAKERS
+    node.kwargs = {**kwargs, "device": device} if makes or kwargs.get("device") is not None else kwargs
     if node.op == "call_method" and node.target in ("cpu", "cuda"):
         node.target, node.args, node.kwargs = "to", (node.args[0], device), {}
     elif node.op == "call_method" and node.target == "to" and len(node.args) > 1 and isinstance(node.args[1], str):

@@ -1,10 +1,10 @@
 """Who reads a table or its optimizer state brings it up to date first: every public way that passes through a hook.
 
 Enters: a model (:func:`keep_current`) or an optimizer (:func:`watch_optimizer`). Leaves: hooks, so that
-``state_dict``, ``load_state_dict``, ``eval``, ``copy.deepcopy``, ``pickle`` and ``torch.save`` of either, and an
-eager ``forward`` of the module that owns a table, see rows as torch would have left them. What reads a weight with
-none of these in between (``model.emb.weight[3]``, ``optimizer.state[p]``) has to call :func:`heterps_compile.flush`
-first.
+``state_dict``, ``load_state_dict``, ``eval``, ``half`` and other casts, ``copy.deepcopy``, ``pickle`` and
+``torch.save`` of either, and an eager ``forward`` of the module that owns a table, see rows as torch would have left
+them. What reads a weight with none of these in between (``model.emb.weight[3]``, ``optimizer.state[p]``) has to call
+:func:`heterps_compile.flush` first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from heterps_compile.optim import lazy, marks
 
 _hooked: WeakSet[Optimizer] = WeakSet()
-OURS = ("__getstate__", "train")  # methods replaced on instances; a copy goes back to those of its class
+OURS = ("__getstate__", "_apply", "train")  # methods replaced on instances; a copy goes back to those of its class
 
 
 def keep_current(model: nn.Module) -> None:
@@ -39,6 +39,8 @@ def keep_current(model: nn.Module) -> None:
             module.register_load_state_dict_pre_hook(_flush_before_load)  # type: ignore[no-untyped-call]
             module.register_forward_pre_hook(_flush_before_forward)
             object.__setattr__(module, "__getstate__", functools.partial(_module_state, module))
+            # _apply: what half(), double(), to() and share_memory() go through (torch 2.11 to 2.13)
+            object.__setattr__(module, "_apply", functools.partial(_apply, module))
         for weight in weights:
             marks.watch(weight)
     if "train" not in model.__dict__:
@@ -73,6 +75,13 @@ def _module_state(module: nn.Module) -> Any:
     if isinstance(state, dict):
         return {key: value for key, value in state.items() if key not in OURS}
     return state
+
+
+def _apply(module: nn.Module, *arguments: Any, **named: Any) -> nn.Module:
+    """Before the memory of tables is replaced: make the steps they missed, and start anew with what they become."""
+    lazy.drop(filter(None, (lazy.record_of(parameter) for parameter in module.parameters())))
+    applied: nn.Module = type(module)._apply(module, *arguments, **named)  # type: ignore[no-untyped-call]
+    return applied
 
 
 def _train(module: nn.Module, mode: bool = True) -> nn.Module:

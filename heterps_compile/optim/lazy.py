@@ -55,6 +55,11 @@ class Clock:
         return Clock(self.steps[:], self.now, self.horizon)
 
 
+def _memory(table: Tensor) -> tuple[object, ...]:
+    """Where a table lies and how it is to be read."""
+    return table.data_ptr(), table.dtype, table.shape, table.stride()
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """One table with rows that may be behind; ``last`` is the step each row stands at, on ``clock``."""
@@ -67,24 +72,25 @@ class Record:
     owner: weakref.ref[Optimizer]
     last: Tensor
     version: int = 0
+    memory: tuple[object, ...] = ()
     behind: bool = False
 
     def was_written(self) -> bool:
-        """Whether someone else has written to the table while rows were behind."""
+        """Whether someone else has written to the table, or put other memory under it, while rows were behind."""
         # _version: what autograd itself compares; there is no public name for it (torch 2.13.0)
-        return self.behind and self.table._version != self.version
+        return self.behind and (self.table._version, _memory(self.table)) != (self.version, self.memory)
 
     def check(self) -> None:
-        """Raises :class:`StaleTableError` if :meth:`was_written`."""
+        """Raises :class:`StaleTableError` if :meth:`was_written`: no kernel may run over memory it does not know."""
         if self.was_written():
             raise StaleTableError(
-                f"a table of {tuple(self.table.shape)} was changed in place while rows of it were behind",
+                f"a table of {tuple(self.table.shape)} was changed, cast or replaced while rows of it were behind",
                 hint="call heterps_compile.flush(model) before writing to its weights",
             )
 
     def stepped(self) -> None:
         """A step was made: rows without gradient are behind now."""
-        self.behind, self.version = True, self.table._version
+        self.behind, self.version, self.memory = True, self.table._version, _memory(self.table)
 
     def fields(self, rows: Tensor | None = None) -> tuple[int, ...]:
         """The struct that asks for ``rows`` (None: all) to be brought to now."""

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import heterps_compile
 from heterps_compile import models
-from heterps_compile.errors import OptionError
+from heterps_compile.errors import OptionError, StaleTableError
 
 ROWS = (40, 7, 300, 5)
 OPTIMIZERS = {
@@ -141,3 +141,56 @@ def test_what_is_no_model_cannot_be_explained() -> None:
     for value in (3, torch.compile(compiled, backend="heterps")):
         with pytest.raises(OptionError, match="is no model"):
             heterps_compile.explain(value)
+
+
+class Reader(nn.Module):
+    """A look-up, or a read of the whole table that goes by no look-up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(50, 8), nn.Linear(8, 1)
+        self.whole = False
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return (self.table.weight if self.whole else self.table(ids)) @ self.head.weight.t()
+
+
+def trained_reader(steps: int = 10) -> tuple[Reader, Reader]:
+    reference = Reader()
+    model = copy.deepcopy(reference)
+    expected = torch.optim.Adam(reference.parameters(), lr=0.05)
+    step = heterps_compile.train_step(
+        lambda model, ids: model(ids).square().mean(), optimizer=torch.optim.Adam(model.parameters(), lr=0.05)
+    )
+    for seed in range(steps):
+        ids = torch.randint(0, 50, (6,), generator=torch.Generator().manual_seed(seed))
+        step(model, ids)
+        expected.zero_grad()
+        reference(ids).square().mean().backward()
+        expected.step()
+    model.step = step  # keeps the optimizer alive
+    return model, reference
+
+
+def test_a_graph_without_look_ups_reads_a_whole_lazy_table_up_to_date() -> None:
+    model, reference = trained_reader()
+    model.whole = reference.whole = True
+    with torch.no_grad():
+        torch.testing.assert_close(model(torch.arange(2)), reference(torch.arange(2)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
+def test_casting_a_model_makes_the_missed_steps_first(cast: str) -> None:
+    model, reference = trained_reader()
+    for module in (model, reference):
+        getattr(module, cast)()
+    tolerance = 1e-5 if cast == "double" else 1e-2
+    ours, theirs = (module.state_dict()["table.weight"] for module in (model, reference))
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_other_memory_under_a_table_with_rows_behind_is_refused() -> None:
+    model, _ = trained_reader()
+    model.table.weight.data = torch.ones(50, 8)
+    with pytest.raises(StaleTableError, match="changed, cast or replaced"):
+        heterps_compile.flush(model)

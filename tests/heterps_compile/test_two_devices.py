@@ -94,3 +94,35 @@ def test_a_layer_that_writes_into_an_input_stays_where_the_input_is() -> None:
     torch.testing.assert_close(compiled(x, ours), expected)
     torch.testing.assert_close(ours, theirs)
     assert model.second.weight.device.type == "sim"
+
+
+def test_tensors_made_inside_a_stage_are_made_on_its_device() -> None:
+    class Makes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.second(self.first(x).relu())
+            weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+            return (
+                nn.functional.cross_entropy(hidden @ hidden.t(), torch.arange(hidden.shape[0]))
+                + (hidden * weights).sum()
+            )
+
+    model, x = Makes(), torch.randn(5, 3)
+    expected = model(x)
+    compiled = torch.compile(model, backend="heterps", options={"cluster": CLUSTER, "pin": {"*": "sim"}})
+    for rows in (5, 3, 4):
+        result = compiled(x[:rows])
+        if rows == 5:
+            torch.testing.assert_close(result, expected)
+    assert model.second.weight.device.type == "sim"
+
+
+def test_a_plan_that_contradicts_itself_is_refused() -> None:
+    model = models.DLRM(ROWS, 8, bottom=(16,), top=(16,))
+    plan = heterps_compile.plan(model, batch(), cluster=CLUSTER, profile="estimate").to_dict()
+    plan["stages"][0]["layers"][0] = "no such layer"
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="stages layer 'no such layer'"):
+        torch.compile(model, backend="heterps", options={"plan": plan})(*batch())
