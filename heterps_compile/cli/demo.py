@@ -37,11 +37,11 @@ FLEET = {
     "resources": [
         {"name": "cpu", "price_usd_per_h": 0.04, "limit": 32},
         {"name": "v100", "price_usd_per_h": 2.42, "limit": 32},
-        {"name": "a100", "price_usd_per_h": 4.10, "limit": 16},
+        {"name": "a100-40", "price_usd_per_h": 4.10, "limit": 16},
     ],
     "links": [
         {"between": ["cpu", "v100"], "bandwidth_bytes_per_s": 1.25e10, "latency_s": 2.0e-5},
-        {"between": ["cpu", "a100"], "bandwidth_bytes_per_s": 1.25e10, "latency_s": 2.0e-5},
+        {"between": ["cpu", "a100-40"], "bandwidth_bytes_per_s": 1.25e10, "latency_s": 2.0e-5},
     ],
 }
 FLEET_SAMPLES_PER_S = 500_000.0
