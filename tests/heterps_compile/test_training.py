@@ -192,5 +192,5 @@ def test_casting_a_model_makes_the_missed_steps_first(cast: str) -> None:
 def test_other_memory_under_a_table_with_rows_behind_is_refused() -> None:
     model, _ = trained_reader()
     model.table.weight.data = torch.ones(50, 8)
-    with pytest.raises(StaleTableError, match="changed, cast or replaced"):
+    with pytest.raises(StaleTableError, match="changed in place, cast or replaced"):
         heterps_compile.flush(model)
