@@ -324,7 +324,7 @@ def test_a_write_to_a_table_with_rows_behind_is_refused() -> None:
     ours, *_alive = trained()
     with torch.no_grad():
         ours.weights()[1].mul_(2)
-    with pytest.raises(StaleTableError, match="changed in place while rows of it were behind"):
+    with pytest.raises(StaleTableError, match="changed in place, cast or replaced while rows of it were behind"):
         ours(batch())
 
 
