@@ -84,7 +84,8 @@ class Record:
         """Raises :class:`StaleTableError` if :meth:`was_written`: no kernel may run over memory it does not know."""
         if self.was_written():
             raise StaleTableError(
-                f"a table of {tuple(self.table.shape)} was changed in place, cast or replaced while rows of it were behind",
+                f"a table of {tuple(self.table.shape)} was changed in place, cast or replaced while rows of it were "
+                "behind",
                 hint="call heterps_compile.flush(model) before writing to its weights",
             )
 
