@@ -4,11 +4,12 @@ place.
 Enters: a stock optimizer and one of its param groups. Leaves: a :class:`Recipe`, or a :class:`Refusal` that says what
 to change. A row without a gradient, under torch's own formulas with a gradient of zeros:
 
-- SGD without momentum, Adagrad: does not move, nor does its state. Always exact. - RMSprop (no momentum, not
-centered): does not move; its second moment decays by a known factor. - SGD with momentum, Adam, AdamW: moves by a
-rule that needs nothing but its own state and the rates of the steps it missed, so it can be caught up when it is next
-read (``lazy.py``). - Anything that mixes the row itself into the gradient (coupled ``weight_decay``), takes a maximum
-over time (``amsgrad``), or lets torch keep numbers on the device (``capturable``, ``fused``), stays dense.
+- SGD without momentum, Adagrad: does not move, nor does its state. Always exact.
+- RMSprop (no momentum, not centered): does not move; its second moment decays by a known factor.
+- SGD with momentum, Adam, AdamW: moves by a rule that needs nothing but its own state and the rates of the steps it
+  missed, so it can be caught up when it is next read (``lazy.py``).
+- Anything that mixes the row itself into the gradient (coupled ``weight_decay``), takes a maximum over time
+  (``amsgrad``), or lets torch keep numbers on the device (``capturable``, ``fused``), stays dense.
 
 Tables with ``sparse=True`` follow eager's sparse semantics instead: only SGD without momentum and Adagrad are taken
 over, and everything else is left to torch, errors included.
