@@ -18,7 +18,7 @@ from heterps_compile.passes.place import Place
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.split import Split
 from heterps_compile.passes.trace import Trace
-from heterps_compile.planning import plan_costs
+from heterps_compile.planning import Request, plan_costs
 from heterps_compile.plans import Plan
 from heterps_compile.report.graph_table import layer_table
 from heterps_compile.stage_graph import Cut
@@ -83,7 +83,7 @@ def main() -> None:
 
     title("profile: what each layer costs on one unit (compute + communication, one batch)")
     costs = Profile(mode="auto")(gm, graph, CLUSTER)
-    plan = plan_costs(costs, CLUSTER, min_throughput=MIN_THROUGHPUT, pin=PIN)
+    plan = plan_costs(costs, CLUSTER, Request(min_throughput=MIN_THROUGHPUT, pin=PIN))
     show_costs(plan, costs)
     end()
 

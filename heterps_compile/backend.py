@@ -28,7 +28,7 @@ from heterps_compile.passes.lower import Lower, inputs_read_whole
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.split import Split
 from heterps_compile.passes.trace import Trace
-from heterps_compile.planning import plan_costs
+from heterps_compile.planning import Request, plan_costs
 from heterps_compile.plans import Plan
 from heterps_compile.site import Site
 
@@ -63,9 +63,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
         plan = adopt(options.plan, graph, site.cluster, default=site.home_type)
     else:
         costs = Profile(mode=options.profile)(gm, graph, site.cluster)
-        plan = plan_costs(
-            costs,
-            site.cluster,
+        request = Request(
             min_throughput=options.min_throughput,
             policy=options.policy,
             seed=options.seed,
@@ -73,6 +71,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
             replicas=options.replicas,
             quick=True,
         )
+        plan = plan_costs(costs, site.cluster, request)
         _demand_feasible(plan)
     stages = Split(home=site.home)(gm, graph, site.cuts(plan))
     read_whole = inputs_read_whole(gm, graph)

@@ -185,6 +185,11 @@ def whole_units(units: Floats) -> Floats:
     return np.maximum(np.ceil(units * (1 - TIME_TOLERANCE)), 1.0)
 
 
+def fewest_units(terms: Floats, time_s: Floats | float) -> Floats:
+    """The fewest whole units one can rent for which ET <= ``time_s``; inf where none is enough."""
+    return whole_units(units_needed(terms, time_s))
+
+
 def throughput_samples_per_s(slowest_stage_s: float) -> float:
     """A pipeline is as fast as its slowest stage: ``min_i 1/ET_i``; finite (1e15) for stages that take no time."""
     return 1.0 / max(slowest_stage_s, 1e-15)

@@ -26,7 +26,7 @@ from heterps_compile.graph import Edge, LayerGraph
 from heterps_compile.options import Options, ProfileMode
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.trace import Trace
-from heterps_compile.planning import plan_costs
+from heterps_compile.planning import Request, plan_costs
 from heterps_compile.plans import Plan
 
 
@@ -52,15 +52,14 @@ def plan(
     options = Options.parse({**given, "pin": pin or {}, "replicas": replicas or {}})
     fleet = options.cluster or this_machine()
     costs = model_costs(model, example_inputs, fleet, options.profile)
-    return plan_costs(
-        costs,
-        fleet,
+    request = Request(
         min_throughput=options.min_throughput,
         policy=options.policy,
         seed=options.seed,
         pin=options.pin,
         replicas=options.replicas,
     )
+    return plan_costs(costs, fleet, request)
 
 
 def this_machine() -> Cluster:

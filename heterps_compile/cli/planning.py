@@ -95,17 +95,16 @@ def _plan_costs(arguments: argparse.Namespace) -> Plan:
     if arguments.model:
         raise UsageError(f"both {arguments.model} and --costs {arguments.costs} are given (allowed: one of them)")
     costs, cluster, pin = _read_costs(arguments.costs), _read_cluster(arguments.cluster), _pins(arguments.pin)
-    from heterps_compile.planning import plan_costs
+    from heterps_compile.planning import Request, plan_costs
 
-    return plan_costs(
-        costs,
-        cluster,
+    request = Request(
         min_throughput=arguments.min_throughput,
         policy=arguments.policy,
         seed=arguments.seed,
         pin=pin,
         compare=arguments.compare,
     )
+    return plan_costs(costs, cluster, request)
 
 
 def _plan_model(arguments: argparse.Namespace) -> Plan:

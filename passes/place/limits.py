@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, units_needed, whole_units
+from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, fewest_units
 from heterps_compile.passes.place.dynamic import blocked_before, cheapest, other_minimum
 from heterps_compile.passes.place.milp import milp_within_limits
 from heterps_compile.provision import Stages
@@ -74,7 +74,7 @@ def cheapest_within_limits(model: CostModel, prefix: Floats, time_s: float, dead
 def usage_of(model: CostModel, chosen: Ints, time_s: float) -> Floats:
     """Whole units of each type that ``chosen`` needs to be at most ``time_s`` slow."""
     stages = Stages.of(model, chosen[None])
-    units = whole_units(units_needed(stages.terms, time_s))
+    units = fewest_units(stages.terms, time_s)
     usage: Floats = np.bincount(stages.kind, units, model.num_types).astype(float)
     return usage
 
@@ -85,7 +85,7 @@ def stage_units(model: CostModel, prefix: Floats, time_s: float) -> Floats:
     units = np.full((cuts, cuts, model.num_types), np.inf)
     blocked = blocked_before(model)
     for end in range(1, cuts):
-        needed = whole_units(units_needed(prefix[end] - prefix[:end], time_s))
+        needed = fewest_units(prefix[end] - prefix[:end], time_s)
         needed[blocked[end] > np.arange(end)[:, None]] = np.inf
         units[:end, end] = np.where(needed <= model.limit, needed, np.inf)
     return units

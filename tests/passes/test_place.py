@@ -19,7 +19,7 @@ from heterps_compile.passes.place import POLICIES, Place
 from heterps_compile.passes.place import limits as limits_module
 from heterps_compile.passes.place.recurrent import RecurrentPolicy
 from heterps_compile.passes.place.search import all_placements, num_placements
-from heterps_compile.planning import check_predictions, plan_costs
+from heterps_compile.planning import Request, check_predictions, plan_costs
 from heterps_compile.provision import provision, score
 
 
@@ -82,7 +82,7 @@ def check_against_brute_force(seed: int, policy: str, most_layers: int, gap: flo
     table, floor = random_table(seed, most_layers), random_floor(seed)
     costs = CostTable.from_dict(table)
     best = brute.brute_force(table, floor)
-    plan = plan_costs(costs, None, floor, policy, seed=seed)
+    plan = plan_costs(costs, None, Request(min_throughput=floor, policy=policy, seed=seed))
     assert plan.feasible == (best is not None)
     if best is None:
         return
@@ -157,7 +157,7 @@ def two_layers(**changes: Any) -> dict[str, Any]:
 
 def test_embedding_on_cores_and_dense_on_a_card() -> None:
     """100,000 samples/s: 12 cores do 1000 / 0.12 each; one V100 does 1000 / 0.01. Price 0.48 + 2.42 per hour."""
-    plan = plan_costs(CostTable.from_dict(two_layers()), min_throughput=100_000.0)
+    plan = plan_costs(CostTable.from_dict(two_layers()), None, Request(min_throughput=100_000.0))
     assert plan.placement == {"emb": "cpu", "fc": "v100"}
     assert [(s.resource, s.replicas) for s in plan.stages] == [("cpu", 12), ("v100", 1)]
     assert plan.throughput_samples_per_s == pytest.approx(100_000)
@@ -169,7 +169,7 @@ def test_embedding_on_cores_and_dense_on_a_card() -> None:
 
 def test_faster_than_asked_when_that_is_cheaper() -> None:
     """A core alone needs 7.12 s for 1000 samples; a card used to the full does them for a tenth of the money."""
-    plan = plan_costs(CostTable.from_dict(two_layers()), min_throughput=50.0)
+    plan = plan_costs(CostTable.from_dict(two_layers()), None, Request(min_throughput=50.0))
     assert plan.provision == {"cpu": 12, "v100": 1}
 
 
@@ -177,49 +177,53 @@ def test_a_slow_floor_needs_no_dear_card() -> None:
     """50 samples/s: one core takes 7.12 s for 1000 samples, 140 samples/s, and costs 0.04 USD/h."""
     table = two_layers()
     table["resources"][1] = {"name": "v100", "price_usd_per_h": 100.0, "limit": 32}
-    plan = plan_costs(CostTable.from_dict(table), min_throughput=50.0)
+    plan = plan_costs(CostTable.from_dict(table), None, Request(min_throughput=50.0))
     assert plan.stages[0].layers == ("emb", "fc")
     assert plan.provision == {"cpu": 1}
     assert plan.cost_usd_per_million_samples == pytest.approx(0.04 / 3600 * 7.12 * 1000)
 
 
 def test_a_shared_table_keeps_its_layers_together() -> None:
-    plan = plan_costs(CostTable.from_dict(two_layers(bound=[["emb", "fc"]])), min_throughput=100_000.0)
+    plan = plan_costs(CostTable.from_dict(two_layers(bound=[["emb", "fc"]])), None, Request(min_throughput=100_000.0))
     assert set(plan.placement.values()) == {"v100"}
     assert plan.provision == {"v100": 13}
 
 
 def test_a_pin_is_obeyed_and_its_price_is_shown() -> None:
     costs = CostTable.from_dict(two_layers())
-    plan = plan_costs(costs, min_throughput=100_000.0, pin={"e*": "v100"})
+    plan = plan_costs(costs, None, Request(min_throughput=100_000.0, pin={"e*": "v100"}))
     assert plan.placement["emb"] == "v100"
     assert next(r for r in plan.reasons if r.layer == "emb").pinned
     with pytest.raises(OptionError, match=r"pin 'x\*' matches no layer"):
-        plan_costs(costs, pin={"x*": "cpu"})
+        plan_costs(costs, None, Request(pin={"x*": "cpu"}))
     with pytest.raises(OptionError, match="'tpu' is no resource type"):
-        plan_costs(costs, pin={"emb": "tpu"})
+        plan_costs(costs, None, Request(pin={"emb": "tpu"}))
     with pytest.raises(PlanError, match="'emb' can run on no resource type"):
-        plan_costs(CostTable.from_dict(two_layers(bound=[["emb", "fc"]])), pin={"emb": "cpu", "fc": "v100"})
+        plan_costs(
+            CostTable.from_dict(two_layers(bound=[["emb", "fc"]])), None, Request(pin={"emb": "cpu", "fc": "v100"})
+        )
 
 
 def test_forced_replicas_are_rented_even_if_not_needed() -> None:
-    plan = plan_costs(CostTable.from_dict(two_layers()), min_throughput=100_000.0, replicas={"cpu": 20, "v100": 2})
+    plan = plan_costs(
+        CostTable.from_dict(two_layers()), None, Request(min_throughput=100_000.0, replicas={"cpu": 20, "v100": 2})
+    )
     assert plan.provision == {"cpu": 20, "v100": 2}
     assert any("forced" in note for note in plan.notes)
     with pytest.raises(OptionError, match="asks for 33 units of v100, over its limit 32"):
-        plan_costs(CostTable.from_dict(two_layers()), replicas={"v100": 33})
+        plan_costs(CostTable.from_dict(two_layers()), None, Request(replicas={"v100": 33}))
 
 
 def test_out_of_reach_says_what_is_reachable_and_which_limit_binds() -> None:
     """480 cores do 480 * 1000 / 0.12 = 4 million; 32 cards do 3.2 million."""
     table = two_layers()
     table["costs"] = {"emb": {"cpu": table["costs"]["emb"]["cpu"]}, "fc": {"v100": table["costs"]["fc"]["v100"]}}
-    plan = plan_costs(CostTable.from_dict(table), min_throughput=5_000_000.0)
+    plan = plan_costs(CostTable.from_dict(table), None, Request(min_throughput=5_000_000.0))
     assert not plan.feasible
     assert plan.throughput_samples_per_s == pytest.approx(3_200_000, rel=1e-4)
     assert plan.provision == {"cpu": 384, "v100": 32}
     assert plan.binds == ("the limits of cpu, v100 together",)
-    plan = plan_costs(CostTable.from_dict(table), min_throughput=3_500_000.0)
+    plan = plan_costs(CostTable.from_dict(table), None, Request(min_throughput=3_500_000.0))
     assert plan.binds == ("limit of v100 (32)",)
     assert "No plan reaches 3,500,000 samples/s. In the way: limit of v100 (32)" in plan.explain()
 
@@ -227,20 +231,20 @@ def test_out_of_reach_says_what_is_reachable_and_which_limit_binds() -> None:
 def test_out_of_reach_names_the_part_that_units_do_not_shorten() -> None:
     table = two_layers()
     table["costs"]["emb"] = {"cpu": {"compute_s": 0.12, "compute_parallel": 0.5}}
-    plan = plan_costs(CostTable.from_dict(table), min_throughput=50_000.0)
+    plan = plan_costs(CostTable.from_dict(table), None, Request(min_throughput=50_000.0))
     assert not plan.feasible
     assert "layer emb that more units do not shorten: at most 16,667 samples/s on cpu" in plan.binds[0]
 
 
 def test_a_named_policy_is_taken_and_compared() -> None:
     costs = CostTable.from_dict(two_layers())
-    plan = plan_costs(costs, min_throughput=100_000.0, policy="gpu-only")
+    plan = plan_costs(costs, None, Request(min_throughput=100_000.0, policy="gpu-only"))
     assert (plan.policy, set(plan.placement.values())) == ("gpu-only", {"v100"})
     assert plan.gap_to_optimum == pytest.approx(13 * 2.42 / 2.90 * 100 / 100 - 1, rel=1e-2)
     assert any("gpu-only costs" in note and "asked for" in note for note in plan.notes)
     assert plan.alternatives["exact"].feasible
     with pytest.raises(OptionError, match=r"policy is 'exakt' .*\n.*did you mean exact"):
-        plan_costs(costs, policy="exakt")
+        plan_costs(costs, None, Request(policy="exakt"))
 
 
 def test_rules_without_their_type_are_refused() -> None:
@@ -249,7 +253,7 @@ def test_rules_without_their_type_are_refused() -> None:
     table["costs"] = {name: {"cpu": row["cpu"]} for name, row in table["costs"].items()}
     costs = CostTable.from_dict({**table, "resources": [*table["resources"], {"name": "cpu-aws", "limit": 4}]})
     with pytest.raises(InfeasibleError, match="policy gpu-only has no placement"):
-        plan_costs(costs, min_throughput=10.0, policy="gpu-only")
+        plan_costs(costs, None, Request(min_throughput=10.0, policy="gpu-only"))
 
 
 def test_the_pass_returns_a_placement() -> None:
@@ -263,7 +267,7 @@ def test_the_pass_returns_a_placement() -> None:
 @pytest.mark.parametrize("policy", ["rl", "rl-rnn", "genetic", None])
 def test_equal_seeds_give_equal_plans(policy: str | None) -> None:
     costs = CostTable.from_dict(random_table(5))
-    first, second = (plan_costs(costs, None, 1000.0, policy, seed=4) for _ in range(2))
+    first, second = (plan_costs(costs, None, Request(min_throughput=1000.0, policy=policy, seed=4)) for _ in range(2))
     assert first == second
 
 
@@ -271,7 +275,7 @@ def test_planning_leaves_the_callers_random_state_alone() -> None:
     import torch
 
     before, numpy_before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
-    plan_costs(CostTable.from_dict(random_table(5)), None, 1000.0, "rl")
+    plan_costs(CostTable.from_dict(random_table(5)), None, Request(min_throughput=1000.0, policy="rl"))
     assert torch.equal(before, torch.random.get_rng_state())
     assert (numpy_before == np.random.get_state()[1]).all()
 
@@ -319,7 +323,7 @@ def test_a_plan_with_wrong_predictions_is_refused() -> None:
     from dataclasses import replace
 
     costs = CostTable.from_dict(two_layers())
-    plan = plan_costs(costs, min_throughput=100_000.0)
+    plan = plan_costs(costs, None, Request(min_throughput=100_000.0))
     with pytest.raises(PlanError, match=r"the plan says cost_usd_per_million_samples = 1, its stages give"):
         check_predictions(replace(plan, cost_usd_per_million_samples=1.0), costs, costs.cluster())
 

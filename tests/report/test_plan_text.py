@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heterps_compile.costs import CostTable
-from heterps_compile.planning import plan_costs
+from heterps_compile.planning import Request, plan_costs
 from heterps_compile.plans import Plan
 
 
@@ -26,7 +26,7 @@ def table(num_layers: int) -> CostTable:
 
 
 def test_a_small_plan_is_explained_in_full() -> None:
-    plan = plan_costs(table(3), min_throughput=20_000.0, policy="exact")
+    plan = plan_costs(table(3), None, Request(min_throughput=20_000.0, policy="exact"))
     text = plan.explain()
     first = text.splitlines()[0]
     assert first.startswith("Rent ")
@@ -40,12 +40,12 @@ def test_a_small_plan_is_explained_in_full() -> None:
 
 
 def test_a_long_plan_stays_short() -> None:
-    text = plan_costs(table(120), min_throughput=2_000.0, policy="greedy").explain()
+    text = plan_costs(table(120), None, Request(min_throughput=2_000.0, policy="greedy")).explain()
     lines = text.splitlines()
     assert len(lines) < 60
     assert max(len(line) for line in lines) <= 130
 
 
 def test_pins_and_notes_are_shown() -> None:
-    plan = plan_costs(table(3), min_throughput=20_000.0, policy="exact", pin={"layer_0": "v100"})
+    plan = plan_costs(table(3), None, Request(min_throughput=20_000.0, policy="exact", pin={"layer_0": "v100"}))
     assert "no choice (pinned, or one type only): 1 layers: layer_0" in plan.explain()

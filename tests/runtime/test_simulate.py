@@ -6,7 +6,7 @@ import pytest
 
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import PlanError
-from heterps_compile.planning import plan_costs
+from heterps_compile.planning import Request, plan_costs
 from heterps_compile.runtime.simulate import SimulatedStage, simulate, simulate_plan
 
 
@@ -54,7 +54,7 @@ def test_a_plan_runs_as_predicted() -> None:
             "edges": [["emb", "fc", 1000.0]],
         }
     )
-    plan = plan_costs(costs, min_throughput=90_000.0, policy="exact")
+    plan = plan_costs(costs, None, Request(min_throughput=90_000.0, policy="exact"))
     run = simulate_plan(plan, costs)
     assert run.predicted_samples_per_s == pytest.approx(plan.throughput_samples_per_s)
     assert abs(run.error) < 0.02

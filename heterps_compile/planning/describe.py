@@ -1,0 +1,159 @@
+"""From a decision to a plan: stages, units, predictions, alternatives; or the best that can be reached instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import metadata
+
+import numpy as np
+
+from heterps_compile.cluster import Cluster
+from heterps_compile.cost_model import CostModel, Ints, cost_usd_per_million_samples, throughput_samples_per_s
+from heterps_compile.costs import CostTable
+from heterps_compile.errors import InfeasibleError
+from heterps_compile.passes.fuse import Fuse
+from heterps_compile.passes.place import Found, fastest
+from heterps_compile.passes.place.rules import RULES, candidates
+from heterps_compile.planning.checks import stage_times
+from heterps_compile.planning.decide import SAME, Decision
+from heterps_compile.planning.reasons import reasons
+from heterps_compile.planning.request import Request
+from heterps_compile.plans import Alternative, Plan, Stage, units_of
+from heterps_compile.provision import provision
+
+
+def plan_of(
+    model: CostModel, decision: Decision, stages: tuple[Stage, ...], costs: CostTable, cluster: Cluster, seed: int
+) -> Plan:
+    """Everything but the time it took."""
+    provisioned = units_of(stages)
+    price = sum(cluster[name].price_usd_per_h * count for name, count in provisioned.items())
+    slowest = max(stage_times(model, {n: s.resource for s in stages for n in s.layers}, stages))
+    cost = float(cost_usd_per_million_samples(price, slowest))
+    chosen = decision.found.chosen
+    return Plan(
+        placement={name: stage.resource for stage in stages for name in stage.layers},
+        stages=stages,
+        provision=provisioned,
+        policy=decision.policy,
+        seed=seed,
+        min_throughput=model.min_throughput,
+        batch_size=costs.batch_size,
+        throughput_samples_per_s=throughput_samples_per_s(slowest),
+        price_usd_per_h=price,
+        cost_usd_per_million_samples=cost,
+        optimum_usd_per_million_samples=decision.optimum if np.isfinite(decision.optimum) else 0.0,
+        optimum_proven=decision.proven and bool(np.isfinite(decision.optimum)),
+        gap_to_optimum=_gap(cost, decision.optimum),
+        alternatives={name: _alternative(model, found) for name, found in decision.alternatives.items()},
+        resources=cluster.resources,
+        reasons=reasons(model, chosen, costs) if chosen is not None else (),
+        notes=decision.notes,
+        sources=_sources(costs, stages),
+        versions={"heterps-compile": _version("heterps-compile"), "numpy": np.__version__},
+    )
+
+
+def infeasible(model: CostModel, decision: Decision, costs: CostTable, cluster: Cluster, request: Request) -> Plan:
+    """The best that can be reached instead, and what binds. Raises :class:`InfeasibleError` when nothing fits."""
+    options = [model]
+    exact = decision.found if decision.policy == "exact" else decision.alternatives.get("exact", decision.found)
+    if decision.policy in RULES:
+        options = [
+            model.restricted(np.arange(model.num_types) == row[:, None]) for row in candidates(decision.policy, model)
+        ]
+    reached = max(
+        (fastest(option, request.time_limit_s) for option in options), key=lambda r: r.throughput_samples_per_s
+    )
+    binds = reached.binds
+    if np.isfinite(exact.cost):
+        binds = (
+            *binds,
+            f"policy {decision.policy}; exact reaches the floor at {exact.cost:.4g} USD per million samples",
+        )
+    if reached.chosen is None:
+        raise InfeasibleError(f"no placement fits the limits at any throughput: {'; '.join(binds)} binds")
+    slower = replace(model, min_throughput=reached.throughput_samples_per_s)
+    stages = stages_of(slower, reached.chosen, costs)
+    at = replace(decision, found=Found(chosen=None), optimum=float("inf"), proven=False)
+    plan = plan_of(slower, at, stages, costs, cluster, request.seed)
+    return replace(plan, feasible=False, min_throughput=model.min_throughput, binds=binds)
+
+
+def topped_up(plan: Plan, model: CostModel, replicas: Mapping[str, int]) -> Plan:
+    """Give the units that ``replicas`` forces beyond the plan's to the slowest stages of their type."""
+    units = [stage.replicas for stage in plan.stages]
+    for name, wanted in replicas.items():
+        mine = [index for index, stage in enumerate(plan.stages) if stage.resource == name]
+        while mine and sum(units[i] for i in mine) < wanted:
+            times = stage_times(model, plan.placement, _with_units(plan.stages, units))
+            units[max(mine, key=lambda i: times[i])] += 1
+    stages = _with_units(plan.stages, units)
+    times = stage_times(model, plan.placement, stages)
+    stages = tuple(
+        replace(s, throughput_samples_per_s=throughput_samples_per_s(t)) for s, t in zip(stages, times, strict=True)
+    )
+    prices = {r.name: r.price_usd_per_h for r in plan.resources}
+    price = sum(prices[name] * count for name, count in units_of(stages).items())
+    cost = float(cost_usd_per_million_samples(price, max(times)))
+    forced = ", ".join(f"{count} {name}" for name, count in replicas.items())
+    return replace(
+        plan,
+        stages=stages,
+        provision=units_of(stages),
+        throughput_samples_per_s=throughput_samples_per_s(max(times)),
+        price_usd_per_h=price,
+        cost_usd_per_million_samples=cost,
+        gap_to_optimum=_gap(cost, plan.optimum_usd_per_million_samples),
+        notes=(*plan.notes, f"units were forced: {forced}"),
+    )
+
+
+def stages_of(model: CostModel, chosen: Ints, costs: CostTable) -> tuple[Stage, ...]:
+    """The stages of a placement with the cheapest whole units."""
+    made = provision(model, chosen)
+    assert made is not None, "a placement was taken that cannot be provisioned"
+    return tuple(
+        replace(stage, replicas=int(units), throughput_samples_per_s=throughput_samples_per_s(float(time_s)))
+        for stage, units, time_s in zip(Fuse()(model.named(chosen), costs), made.units, made.stage_s, strict=True)
+    )
+
+
+def _alternative(model: CostModel, found: Found) -> Alternative:
+    made = provision(model, found.chosen) if found.chosen is not None else None
+    if made is None:
+        return Alternative(feasible=False)
+    return Alternative(
+        feasible=True,
+        cost_usd_per_million_samples=made.cost_usd_per_million_samples,
+        throughput_samples_per_s=throughput_samples_per_s(made.slowest_s),
+        price_usd_per_h=made.price_usd_per_h,
+    )
+
+
+def _gap(cost: float, optimum: float) -> float:
+    if not optimum > 0 or not np.isfinite(optimum):
+        return 0.0
+    gap = cost / optimum - 1
+    return gap if abs(gap) > SAME else 0.0
+
+
+def _with_units(stages: tuple[Stage, ...], units: list[int]) -> tuple[Stage, ...]:
+    return tuple(replace(stage, replicas=count) for stage, count in zip(stages, units, strict=True))
+
+
+def _sources(costs: CostTable, stages: tuple[Stage, ...]) -> Mapping[str, str]:
+    """For each type used, whether the times of its layers were measured, estimated or given."""
+    found: dict[str, set[str]] = {}
+    for stage in stages:
+        for name in stage.layers:
+            found.setdefault(stage.resource, set()).add(costs[name][stage.resource].source)
+    return {name: next(iter(kinds)) if len(kinds) == 1 else "mixed" for name, kinds in found.items()}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"

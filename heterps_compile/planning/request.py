@@ -1,0 +1,32 @@
+"""What a plan is asked for: one frozen value that the planner's parts hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Mode = Literal["paper", "full"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """Every field can be left out.
+
+    min_throughput: samples per second to reach.
+    policy, seed: the policy taken as it is; without one ``rl`` and ``exact`` both run and the cheaper is taken.
+    pin: layer glob -> resource type. replicas: resource type -> units, forced.
+    mode: the cost model, ``paper`` (HeterPS as published) or ``full``.
+    compare: run every policy. quick: ``exact`` alone where it proves the optimum.
+    time_limit_s: when searching stops; what is proven by then is said.
+    """
+
+    min_throughput: float | None = None
+    policy: str | None = None
+    seed: int = 0
+    pin: Mapping[str, str] = field(default_factory=dict)
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    mode: Mode = "paper"
+    compare: bool = False
+    quick: bool = False
+    time_limit_s: float = 60.0
