@@ -1,0 +1,53 @@
+"""Models in stock PyTorch, which know nothing of heterps: click models (``click``) and those of HeterPS (``paper``)."""
+
+from heterps_compile.models.click import (
+    DCN,
+    DEFAULT_ROWS,
+    DLRM,
+    MODELS,
+    NUM_DENSE,
+    NUM_TABLES,
+    CrossLayer,
+    DeepFM,
+    DotInteraction,
+    Tables,
+    WideDeep,
+    mlp,
+    new_table,
+)
+from heterps_compile.models.paper import (
+    CTRDNN,
+    NCE,
+    PAPER_MODELS,
+    MatchNet,
+    TwoEmbeddings,
+    ctrdnn,
+    matchnet,
+    nce,
+    two_embeddings,
+)
+
+__all__ = [
+    "CTRDNN",
+    "DCN",
+    "DEFAULT_ROWS",
+    "DLRM",
+    "MODELS",
+    "NCE",
+    "NUM_DENSE",
+    "NUM_TABLES",
+    "PAPER_MODELS",
+    "CrossLayer",
+    "DeepFM",
+    "DotInteraction",
+    "MatchNet",
+    "Tables",
+    "TwoEmbeddings",
+    "WideDeep",
+    "ctrdnn",
+    "matchnet",
+    "mlp",
+    "nce",
+    "new_table",
+    "two_embeddings",
+]
