@@ -1,33 +1,43 @@
 """The equations of the cost model, each once; nothing else computes time, throughput or money.
 
 Enters: a cost table and a cluster. Leaves: a :class:`CostModel`, the same facts as arrays, and functions on arrays of
-stages. Refused: tables that share no resource type with the cluster. Source: HeterPS (arXiv 2111.10635), section on the
-cost model; the forms are those of design section 5.
+stages. Refused: tables that share no resource type with the cluster. Source of ``paper`` mode: HeterPS (arXiv
+2111.10635), section on the cost model. ``full`` mode adds what a real fleet pays for, each term with its source below.
 
-Letters: ``serial`` and ``parallel`` are the two parts of Amdahl's law in seconds per sample on one unit, so that
-``OCT/B * (1 - alpha + alpha/k)`` is ``serial + parallel/k``. Since a stage's alpha is the mean of its layers' weighted
-by their OCT, both parts of a stage are the sums of its layers' parts. Times have four columns (``TERMS``): compute
-serial and parallel, communication serial and parallel.
+Letters: ``k`` units of a stage. ``serial`` and ``parallel`` are the two parts of Amdahl's law in seconds per sample on
+one unit, so that ``OCT/B * (1 - alpha + alpha/k)`` is ``serial + parallel/k``. Since a stage's alpha is the mean of its
+layers' weighted by their OCT, both parts of a stage are the sums of its layers' parts. The last axis of ``terms`` has
+the four columns ``TERMS``, or the eight ``FULL_TERMS``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 import numpy as np
-import numpy.typing as npt
 
 from heterps_compile.cluster import Cluster
+from heterps_compile.cost_terms import (
+    FULL_TERMS,
+    TERMS,
+    Bools,
+    Boundaries,
+    Floats,
+    FullMode,
+    Ints,
+    boundaries,
+    full_terms,
+    joined_groups,
+    layer_features,
+    paper_terms,
+    pinned,
+)
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError, PlanError
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+__all__ = ["FULL_TERMS", "TERMS", "Bools", "CostModel", "Floats", "FullMode", "Ints"]
 
-TERMS = ("compute serial", "compute parallel", "communication serial", "communication parallel")
 FLOOR_TOLERANCE = 1e-9
 """A throughput within this fraction of the floor reaches it: a floor that 12 units meet exactly is met by 12."""
 TIME_TOLERANCE = 1e-12
@@ -37,8 +47,10 @@ TIME_TOLERANCE = 1e-12
 class CostModel:
     """Everything the planner needs, as arrays: L layers in execution order, T resource types.
 
-    ``terms`` (L, T, 4) in seconds per sample; ``allowed`` (L, T); ``price_usd_per_h`` and ``limit`` (T,); ``bound`` are
-    disjoint groups of layer indices that must share a type; ``min_throughput`` in samples per second or None.
+    ``terms`` (L, T, 4 or 8) in seconds per sample; ``allowed`` (L, T); ``price_usd_per_h`` and ``limit`` (T,);
+    ``bound`` are disjoint groups of layer indices that must share a type; ``min_throughput`` in samples per second, or
+    None. ``billed_s`` (T,) is the least time per sample that is paid for. ``full`` and ``between`` are None in paper
+    mode.
     """
 
     layers: tuple[str, ...]
@@ -51,6 +63,9 @@ class CostModel:
     bound: tuple[tuple[int, ...], ...] = ()
     features: Floats | None = None
     min_throughput: float | None = None
+    billed_s: Floats | None = None
+    full: FullMode | None = None
+    between: Boundaries | None = None
 
     @property
     def num_layers(self) -> int:
@@ -64,15 +79,17 @@ class CostModel:
 
     @property
     def slowest_s(self) -> float:
-        """The longest time per sample a stage may take: that of the floor, or of one unit doing everything slowly."""
+        """The longest time per sample the pipeline may take: the floor's, or one unit's doing it all slowly."""
         if self.min_throughput is not None:
             return (1.0 + FLOOR_TOLERANCE) / self.min_throughput
-        worst = self.terms.sum(axis=2).max(axis=1).sum() if self.num_layers else 0.0
+        worst = self.terms[..., :6].sum(axis=2).max(axis=1).sum() if self.num_layers else 0.0
+        if self.between is not None:
+            worst = (worst + self.between.most_s()) * self.stretch(self.num_layers)
         return float(worst) or 1.0
 
     @property
     def prefix(self) -> Floats:
-        """(L + 1, T, 4): sums of the terms of the layers before each cut."""
+        """(L + 1, T, 4 or 8): sums of the terms of the layers before each cut."""
         sums = np.concatenate([np.zeros((1, *self.terms.shape[1:])), np.cumsum(self.terms, axis=0)])
         columns = np.ascontiguousarray(np.moveaxis(sums, 2, 0))
         return np.moveaxis(columns, 0, 2)  # every formula reads one column: keep each contiguous
@@ -81,9 +98,35 @@ class CostModel:
         """The same problem with fewer choices."""
         return replace(self, allowed=self.allowed & allowed)
 
+    def first_layers(self, count: int) -> CostModel:
+        """The problem of the first ``count`` layers, without what binds them to later ones."""
+        between = self.between and self.between.of_first(count)
+        return replace(
+            self,
+            layers=self.layers[:count],
+            terms=self.terms[:count],
+            allowed=self.allowed[:count],
+            bound=(),
+            between=between,
+        )
+
     def with_limits(self, limit: Floats) -> CostModel:
         """The same problem with other limits, to ask what binds."""
         return replace(self, limit=limit)
+
+    def stretch(self, num_stages: Floats | float) -> Floats:
+        """Time per sample of a pipeline over that of its slowest stage; 1 in paper mode."""
+        stages = np.asarray(num_stages, dtype=np.float64)
+        if self.full is None or not self.full.has("fill-drain"):
+            return np.ones_like(stages)
+        return pipeline_stretch(stages, self.full.microbatches)
+
+    def bill(self, usage: Floats, pipeline_s: Floats | float) -> Floats:
+        """USD per million samples of ``usage`` (..., T) units for ``pipeline_s`` (...) or the billing minimum."""
+        if self.billed_s is None:
+            return cost_usd_per_million_samples(usage @ self.price_usd_per_h, pipeline_s)
+        paid_s = np.maximum(np.asarray(pipeline_s)[..., None], self.billed_s)
+        return cost_usd_per_million_samples(1.0, (usage * paid_s) @ self.price_usd_per_h)
 
     def indices(self, placement: Mapping[str, str]) -> Ints:
         """A placement as type indices (L,). Raises :class:`PlanError` for a layer that cannot run where it is."""
@@ -107,53 +150,35 @@ class CostModel:
         cluster: Cluster | None = None,
         min_throughput: float | None = None,
         pin: Mapping[str, str] | None = None,
+        full: FullMode | None = None,
     ) -> CostModel:
-        """``paper`` mode: the terms as they stand in the table; prices and limits as in ``cluster`` (or the table).
+        """``paper`` mode, or ``full`` mode if given; prices and limits as in ``cluster`` (or the table).
 
         Raises :class:`OptionError` for a floor that is not positive or a pin that matches nothing, :class:`PlanError`
         for a layer that no type of the cluster can run.
         """
         if min_throughput is not None and not 0 < min_throughput < float("inf"):
             raise OptionError(f"min_throughput is {min_throughput} (allowed: a number of samples per second > 0)")
-        resources = tuple(cluster or costs.cluster())
+        resources = cluster or costs.cluster()
         types = tuple(r.name for r in resources)
-        terms = np.zeros((len(costs), len(types), len(TERMS)))
-        allowed = np.zeros((len(costs), len(types)), dtype=bool)
-        for position, name in enumerate(costs.names()):
-            for index, kind in enumerate(types):
-                cost = costs[name].get(kind)
-                if cost is None or resources[index].limit < 1:
-                    continue
-                allowed[position, index] = True
-                compute, communication = cost.compute_s / costs.batch_size, cost.communication_s / costs.batch_size
-                terms[position, index] = (
-                    compute * (1 - cost.compute_parallel),
-                    compute * cost.compute_parallel,
-                    communication * (1 - cost.communication_parallel),
-                    communication * cost.communication_parallel,
-                )
+        terms, allowed = full_terms(costs, resources, full) if full else paper_terms(costs, resources)
         bound = joined_groups(costs.bound, costs.names())
-        allowed = pinned(allowed, costs.names(), types, pin or {}, bound)
+        billed = full is not None and full.samples is not None and full.has("billing")
         return cls(
             layers=costs.names(),
             types=types,
             devices=tuple(r.device for r in resources),
             terms=terms,
-            allowed=allowed,
+            allowed=pinned(allowed, costs.names(), types, pin or {}, bound),
             price_usd_per_h=np.array([r.price_usd_per_h for r in resources]),
             limit=np.array([float(r.limit) for r in resources]),
             bound=bound,
             features=layer_features(costs),
             min_throughput=min_throughput,
+            billed_s=np.array([r.billing_minimum_s for r in resources]) / full.samples if billed else None,
+            full=full,
+            between=boundaries(costs, resources, full) if full else None,
         )
-
-
-def layer_features(costs: CostTable) -> Floats:
-    """(L, F) for the learned policies (HeterPS): one-hot kind, log input bytes per sample, log parameter bytes."""
-    kinds = sorted({layer.kind for layer in costs.layers})
-    one_hot = np.array([[layer.kind == kind for kind in kinds] for layer in costs.layers], dtype=float)
-    amounts = np.array([[layer.input_bytes_per_sample, layer.parameter_bytes] for layer in costs.layers])
-    return np.concatenate([one_hot.reshape(len(costs), -1), np.log1p(amounts).reshape(len(costs), 2) / 10], axis=1)
 
 
 def part_time_s(serial: Floats, parallel: Floats, units: Floats) -> Floats:
@@ -162,16 +187,44 @@ def part_time_s(serial: Floats, parallel: Floats, units: Floats) -> Floats:
 
 
 def stage_time_s(terms: Floats, units: Floats) -> Floats:
-    """ET = max(CT, DT), seconds per sample of stages ``terms`` (..., 4) on ``units`` (...): the two overlap."""
-    return np.maximum(
-        part_time_s(terms[..., 0], terms[..., 1], units), part_time_s(terms[..., 2], terms[..., 3], units)
-    )
+    """ET = max(CT, DT), seconds per sample of stages ``terms`` (..., 4 or 8) on ``units`` (...): the two overlap."""
+    compute = part_time_s(terms[..., 0], terms[..., 1], units)
+    communication = part_time_s(terms[..., 2], terms[..., 3], units)
+    if terms.shape[-1] == len(FULL_TERMS):
+        communication = communication + between_replicas_s(terms, units)
+    return np.maximum(compute, communication)
+
+
+def between_replicas_s(terms: Floats, units: Floats) -> Floats:
+    """Seconds per sample that replicas spend on each other; none for a single one.
+
+    Dense gradients: a ring all-reduce moves ``2 (k-1)/k`` of their bytes over each link once a batch (Patarasuk and
+    Yuan 2009). Tables are shared row by row, so of the rows a replica's samples need, ``(k-1)/k`` are pulled from
+    others and their gradients pushed back, and each replica has ``1/k`` of the samples.
+    """
+    apart = 1 - 1 / units
+    return terms[..., 4] * apart + terms[..., 5] * apart / units
+
+
+def memory_share(terms: Floats, units: Floats) -> Floats:
+    """Part of a unit's memory that is taken: what each replica keeps, and its share of what they divide.
+
+    Each keeps dense parameters with gradients and optimizer state; they divide the tables with theirs, and the
+    activations of the batch, all of which are in flight when a schedule runs forwards first (GPipe, Huang et al. 2019).
+    """
+    return terms[..., 6] + terms[..., 7] / units
+
+
+def pipeline_stretch(num_stages: Floats, num_microbatches: int) -> Floats:
+    """``(m + S - 1) / m``: time of a batch over a full pipeline's, for filling and draining (GPipe, section 2)."""
+    return (num_microbatches + num_stages - 1) / num_microbatches
 
 
 def units_needed(terms: Floats, time_s: Floats | float) -> Floats:
     """The fewest units, not rounded and not below any minimum, for which ET <= ``time_s``; inf where none is enough.
 
     Solved from ``serial + parallel/k <= time``; times ``time_s`` it never rises with ``time_s``, which bounds costs.
+    What replicas spend on each other, and memory, are left out: with them it would be no bound.
     """
     slack_s = time_s * (1 + TIME_TOLERANCE)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -186,8 +239,27 @@ def whole_units(units: Floats) -> Floats:
 
 
 def fewest_units(terms: Floats, time_s: Floats | float) -> Floats:
-    """The fewest whole units one can rent for which ET <= ``time_s``; inf where none is enough."""
-    return whole_units(units_needed(terms, time_s))
+    """The fewest whole units one can rent that fit in memory and for which ET <= ``time_s``; inf where none is enough.
+
+    Communication is ``f(x) = A x**0 + B x - P x**2`` of ``x = 1/k``, concave: if it is too long for the units that
+    computing and memory need, then the next fewest are at the smaller root of ``f(x) = time``, or none are.
+    """
+    if terms.shape[-1] == len(TERMS):
+        return whole_units(units_needed(terms, time_s))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        free = 1 - terms[..., 6]
+        held = np.where(terms[..., 7] > 0, terms[..., 7] / np.where(free > 0, free, 0.0), np.where(free > 0, 0, np.inf))
+        units = whole_units(np.maximum(units_needed(terms, time_s), held))
+        slack_s = time_s * (1 + TIME_TOLERANCE)
+        late = terms[..., 2] + terms[..., 3] / units + between_replicas_s(terms, units) > slack_s
+        late &= np.isfinite(units)
+        if not late.any():
+            return units
+        rest = slack_s - terms[..., 2] - terms[..., 4]
+        slope = terms[..., 3] - terms[..., 4] + terms[..., 5]
+        root = np.sqrt(np.maximum(slope**2 - 4 * terms[..., 5] * rest, 0.0))
+        more = whole_units(np.where(rest > 0, (slope + root) / (2 * rest), np.inf))
+    return np.where(late, more, units)
 
 
 def throughput_samples_per_s(slowest_stage_s: float) -> float:
@@ -195,45 +267,6 @@ def throughput_samples_per_s(slowest_stage_s: float) -> float:
     return 1.0 / max(slowest_stage_s, 1e-15)
 
 
-def cost_usd_per_million_samples(price_usd_per_h: Floats | float, slowest_stage_s: Floats | float) -> Floats:
+def cost_usd_per_million_samples(price_usd_per_h: Floats | float, pipeline_s: Floats | float) -> Floats:
     """``T_train * sum_t price_t * units_t`` for a million samples, with ``T_train = samples / throughput``."""
-    return np.asarray(price_usd_per_h) / 3600.0 * 1e6 * slowest_stage_s
-
-
-def joined_groups(bound: Iterable[Iterable[str]], names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Groups that share a layer become one; the result is disjoint groups of two or more layer indices."""
-    position = {name: index for index, name in enumerate(names)}
-    groups: list[set[int]] = []
-    for names_of_group in bound:
-        group = {position[name] for name in names_of_group}
-        apart = [other for other in groups if not other & group]
-        groups = [*apart, group.union(*(other for other in groups if other & group))]
-    return tuple(sorted(tuple(sorted(group)) for group in groups if len(group) > 1))
-
-
-def pinned(
-    allowed: Bools,
-    names: tuple[str, ...],
-    types: tuple[str, ...],
-    pin: Mapping[str, str],
-    bound: tuple[tuple[int, ...], ...],
-) -> Bools:
-    """Apply ``pin`` (glob -> type; the last match wins) and spread what a bound group rules out over the group."""
-    result = allowed.copy()
-    for pattern, kind in pin.items():
-        if kind not in types:
-            raise OptionError(f"pin {pattern!r}: {kind!r} is no resource type (allowed: {', '.join(types)})")
-        matched = [index for index, name in enumerate(names) if fnmatchcase(name, pattern)]
-        if not matched:
-            raise OptionError(f"pin {pattern!r} matches no layer (layers: {', '.join(names[:8])})")
-        only = np.arange(len(types)) == types.index(kind)
-        result[matched] = allowed[matched] & only
-    for group in bound:
-        result[list(group)] = result[list(group)].all(axis=0)
-    for index in np.flatnonzero(~result.any(axis=1))[:1].tolist():
-        group_names = next((", ".join(names[i] for i in group) for group in bound if index in group), names[index])
-        raise PlanError(
-            f"layer {names[index]!r} can run on no resource type of the cluster",
-            hint=f"look at the costs, the limits and the pins of {group_names}",
-        )
-    return result
+    return np.asarray(price_usd_per_h) / 3600.0 * 1e6 * pipeline_s

@@ -18,10 +18,12 @@ from heterps_compile.cost_model import (
     Floats,
     Ints,
     cost_usd_per_million_samples,
+    fewest_units,
+    memory_share,
     stage_time_s,
     units_needed,
-    whole_units,
 )
+from heterps_compile.cost_terms import Boundaries
 
 STEP = 1 - 1e-11
 """Just below a time already tried: the next sweep point."""
@@ -33,7 +35,10 @@ EQUAL = 1 - 1e-10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provision:
-    """Units per stage of one placement; times in seconds per sample, ``starts`` the first layer of each stage."""
+    """Units per stage of one placement; times in seconds per sample, ``starts`` the first layer of each stage.
+
+    ``stretch`` is the pipeline's time over its slowest stage's, for filling and draining.
+    """
 
     starts: Ints
     kinds: Ints
@@ -41,11 +46,12 @@ class Provision:
     stage_s: Floats
     price_usd_per_h: float
     cost_usd_per_million_samples: float
+    stretch: float = 1.0
 
     @property
     def slowest_s(self) -> float:
-        """Time per sample of the slowest stage."""
-        return float(self.stage_s.max()) if len(self.stage_s) else 0.0
+        """Time per sample of the pipeline."""
+        return float(self.stage_s.max()) * self.stretch if len(self.stage_s) else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +64,17 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The stages of N placements, ragged: one entry per stage, ``first`` the first stage of each placement."""
+    """The stages of N placements, ragged: one entry per stage, ``first`` the first stage of each placement.
+
+    ``stretch`` (N,) is each pipeline's time over its slowest stage's.
+    """
 
     starts: Ints
     row: Ints
     kind: Ints
     terms: Floats
     first: Ints
+    stretch: Floats
 
     @classmethod
     def of(cls, model: CostModel, placements: Ints) -> Stages:
@@ -78,17 +88,45 @@ class Stages:
         index = (np.arange(length) * model.num_types + placements).reshape(-1)
         columns = np.moveaxis(model.terms, 2, 0).reshape(model.terms.shape[2], -1)
         sums = np.stack([np.add.reduceat(column[index], starts) for column in columns])
-        terms = sums.T  # columns are contiguous: every formula reads one of them
         row = starts // length
         first = np.searchsorted(row, np.arange(num))
-        return cls(starts - row * length, row, flat[starts], terms, first)
+        starts, types = starts - row * length, flat[starts]
+        if model.between is not None:
+            add_boundaries(model.between, sums, starts, types)
+        stretch = model.stretch(np.diff(first, append=len(row)))
+        return cls(starts, row, types, sums.T, first, stretch)  # columns are contiguous: every formula reads one
 
     def keep(self, rows: Bools) -> Stages:
         """Only the placements marked in ``rows`` (N,)."""
         marked = rows[self.row]
         row = (np.cumsum(rows) - 1)[self.row[marked]]
         first = np.searchsorted(row, np.arange(int(rows.sum())))
-        return Stages(self.starts[marked], row, self.kind[marked], self.terms.T[:, marked].T, first)
+        terms = self.terms.T[:, marked].T
+        return Stages(self.starts[marked], row, self.kind[marked], terms, first, self.stretch[rows])
+
+    def fewest(self, pipeline_s: Floats | float) -> Floats:
+        """The fewest whole units of each stage for pipelines (N,) at most ``pipeline_s`` slow."""
+        return fewest_units(self.terms, self.stage_limit_s(pipeline_s))
+
+    def stage_limit_s(self, pipeline_s: Floats | float) -> Floats:
+        """How slow each stage may be in a pipeline (N,) that is ``pipeline_s`` slow."""
+        limit: Floats = (pipeline_s / self.stretch)[self.row]
+        return limit
+
+    def pipeline_s(self, units: Floats) -> Floats:
+        """(N,) time per sample of each pipeline: its slowest stage, stretched."""
+        slowest: Floats = np.maximum.reduceat(stage_time_s(self.terms, units), self.first)
+        return slowest * self.stretch
+
+
+def add_boundaries(between: Boundaries, columns: Floats, starts: Ints, types: Ints) -> None:
+    """Add to the communication ``columns`` (C, stages) what each stage exchanges with its neighbours."""
+    inner = np.flatnonzero(starts[1:] > 0) + 1  # stages that have one before them
+    before, after = inner - 1, inner
+    for here, there in ((after, before), (before, after)):
+        serial, parallel = between.terms(starts[after], types[here], types[there])
+        columns[2, here] += serial
+        columns[3, here] += parallel
 
 
 def provision(model: CostModel, chosen: Ints, steps: int = ALL_STEPS) -> Provision | None:
@@ -98,28 +136,30 @@ def provision(model: CostModel, chosen: Ints, steps: int = ALL_STEPS) -> Provisi
     time_s = model.slowest_s
     best: Provision | None = None
     for _ in range(steps):
-        needed = units_needed(terms, time_s)
+        needed = units_needed(terms, stages.stage_limit_s(time_s))
         floor_cost = cost_usd_per_million_samples(float(model.price_usd_per_h[kinds] @ needed), time_s)
         if best is not None and not floor_cost < best.cost_usd_per_million_samples * EQUAL:
             return best
-        if not np.isfinite(needed).all():
+        units = stages.fewest(time_s)
+        if not np.isfinite(units).all():
             return best
-        units = whole_units(needed)
-        if (np.bincount(kinds, units, model.num_types) > model.limit).any():
+        usage = np.bincount(kinds, units, model.num_types)
+        if (usage > model.limit).any():
             return best
-        price = float(model.price_usd_per_h[kinds] @ units)
-        stage_s = stage_time_s(terms, units)
-        cost = float(cost_usd_per_million_samples(price, stage_s.max()))
+        price = float(model.price_usd_per_h @ usage)
+        realised_s = float(stages.pipeline_s(units)[0])
+        cost = float(model.bill(usage, realised_s))
         if best is None or cost < best.cost_usd_per_million_samples * EQUAL:
             best = Provision(
                 starts=stages.starts,
                 kinds=kinds,
                 units=units.astype(np.int64),
-                stage_s=stage_s,
+                stage_s=stage_time_s(terms, units),
                 price_usd_per_h=price,
                 cost_usd_per_million_samples=cost,
+                stretch=float(stages.stretch[0]),
             )
-        time_s = next_time_s(float(stage_s.max()), price, best.cost_usd_per_million_samples)
+        time_s = next_time_s(realised_s, price, best.cost_usd_per_million_samples)
         if time_s <= 0:
             break
     return best
@@ -151,18 +191,16 @@ def score(
     rows = np.arange(num)
     time_s = np.full(num, model.slowest_s)
     for step in range(steps):
-        stage_limit_s = time_s[stages.row]
-        needed = units_needed(stages.terms, stage_limit_s)
-        units = whole_units(needed)
+        units = stages.fewest(time_s)
         cell = stages.row * model.num_types + stages.kind
         usage: Floats = np.bincount(cell, units, len(rows) * model.num_types).reshape(len(rows), -1).astype(float)
         fits = (usage <= model.limit).all(axis=1)
         if step == 0:
-            violation = _violation(model, stages, usage, stage_limit_s)
+            violation = _violation(model, stages, usage, stages.stage_limit_s(time_s))
         price = usage @ model.price_usd_per_h
         with np.errstate(invalid="ignore"):
-            slowest = np.maximum.reduceat(stage_time_s(stages.terms, units), stages.first)
-            cost = np.where(fits, cost_usd_per_million_samples(price, slowest), np.inf)
+            slowest = stages.pipeline_s(units)
+            cost = np.where(fits, model.bill(usage, slowest), np.inf)
         best[rows] = np.minimum(best[rows], cost)
         if step + 1 == steps:
             break
@@ -173,7 +211,7 @@ def score(
         if active.any():
             bound: Floats = np.bincount(
                 stages.row,
-                model.price_usd_per_h[stages.kind] * units_needed(stages.terms, next_s[stages.row]),
+                model.price_usd_per_h[stages.kind] * units_needed(stages.terms, stages.stage_limit_s(next_s)),
                 len(rows),
             ).astype(float)
             with np.errstate(invalid="ignore"):
@@ -189,5 +227,7 @@ def _violation(model: CostModel, stages: Stages, usage: Floats, stage_limit_s: F
     with np.errstate(divide="ignore", invalid="ignore"):
         over = np.max(np.where(usage > model.limit, usage / np.maximum(model.limit, 0.5), 1.0), axis=1)
         serial = np.maximum(stages.terms[:, 0], stages.terms[:, 2]) / stage_limit_s
+        if model.full is not None:
+            serial = np.maximum(serial, memory_share(stages.terms, np.array(np.inf)))
     slowest = np.maximum.reduceat(serial, stages.first)
     return np.where(np.isfinite(over), np.minimum(np.log(over), 20.0), 20.0 + np.log(np.maximum(slowest, 1.0)))

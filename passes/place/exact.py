@@ -20,8 +20,6 @@ from heterps_compile.cost_model import (
     Floats,
     Ints,
     cost_usd_per_million_samples,
-    fewest_units,
-    stage_time_s,
 )
 from heterps_compile.passes.place.dynamic import Cheapest, cheapest
 from heterps_compile.passes.place.found import Found
@@ -181,10 +179,10 @@ def sweep(model: CostModel, known: Incumbent, deadline: float, bound: float = 0.
 def provision_at(model: CostModel, chosen: Ints, time_s: float) -> tuple[float, float] | None:
     """(realised time, price per hour) of the fewest units that make ``chosen`` at most ``time_s`` slow, if they fit."""
     stages = Stages.of(model, chosen[None])
-    units = fewest_units(stages.terms, time_s)
+    units = stages.fewest(time_s)
     if (np.bincount(stages.kind, units, model.num_types) > model.limit).any():
         return None
-    return float(stage_time_s(stages.terms, units).max()), float(model.price_usd_per_h[stages.kind] @ units)
+    return float(stages.pipeline_s(units)[0]), float(model.price_usd_per_h[stages.kind] @ units)
 
 
 def _after_limits(model: CostModel, limited: Limited, time_s: float, best_cost: float) -> float:

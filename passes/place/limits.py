@@ -74,7 +74,7 @@ def cheapest_within_limits(model: CostModel, prefix: Floats, time_s: float, dead
 def usage_of(model: CostModel, chosen: Ints, time_s: float) -> Floats:
     """Whole units of each type that ``chosen`` needs to be at most ``time_s`` slow."""
     stages = Stages.of(model, chosen[None])
-    units = fewest_units(stages.terms, time_s)
+    units = stages.fewest(time_s)
     usage: Floats = np.bincount(stages.kind, units, model.num_types).astype(float)
     return usage
 
