@@ -7,7 +7,6 @@ half a second of work. Other load on the machine lowers what is measured, so the
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 import torch
 
 from heterps_compile import cache
-from heterps_compile.cluster import Cluster, ResourceType
+from heterps_compile.cluster import Cluster, ResourceType, num_cores
 
 MATMUL_SIZE = 768
 STREAM_BYTES = 2**26
@@ -113,11 +112,6 @@ def _best_s(work: Callable[[], object]) -> float:
         work()
         times.append(time.perf_counter() - began)
     return min(times)
-
-
-def num_cores() -> int:
-    """Cores this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _machine_key() -> str:

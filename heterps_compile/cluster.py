@@ -209,12 +209,17 @@ class Cluster:
         Prices and rates are the catalog's for ``cpu``; cards carry their own name and memory, and no price is known for
         them, so the catalog's on-demand price of the closest card is used.
         """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = num_cores()
         cpu: dict[str, Any] = {"name": "cpu", "limit": cores, "memory_bytes": _memory_bytes() / cores}
         entries = [cpu, *_cuda_entries()]
         if simulated:
             entries.append({"name": "sim", "limit": simulated})
         return cls.from_dict({"resources": entries})
+
+
+def num_cores() -> int:
+    """Cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def unique_names(record: Record, field: str, names: tuple[str, ...]) -> None:

@@ -20,8 +20,13 @@ import torch
 from torch import fx
 
 from heterps_compile import cache
-from heterps_compile.calibrate import num_cores
-from heterps_compile.cluster import ASSUMED_LATENCY_S, ASSUMED_NETWORK_BYTES_PER_S, Cluster, ResourceType
+from heterps_compile.cluster import (
+    ASSUMED_LATENCY_S,
+    ASSUMED_NETWORK_BYTES_PER_S,
+    Cluster,
+    ResourceType,
+    num_cores,
+)
 from heterps_compile.costs import CostLayer, CostTable, LayerCost
 from heterps_compile.errors import OptionError
 from heterps_compile.fx.run import LayerRun, measure

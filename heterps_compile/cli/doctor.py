@@ -85,7 +85,7 @@ def _devices() -> Check:
 def _cores() -> Check:
     import torch
 
-    from heterps_compile.calibrate import num_cores
+    from heterps_compile.cluster import num_cores
 
     usable = num_cores()
     threads = torch.get_num_threads()
