@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from heterps_compile.cli import planning, running
+from heterps_compile.cli import bench, planning, running
 from heterps_compile.cli.factory import UsageError
 from heterps_compile.errors import FileFormatError, HeterpsError, HeterpsWarning, OptionError
 
@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     planning.add_explain(commands)
     planning.add_profile(commands)
     running.add_train(commands)
+    bench.add_bench(commands)
     running.add_doctor(commands)
     return top
 
