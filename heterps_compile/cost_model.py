@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from heterps_compile.cost_terms import (
 )
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError, PlanError
+from heterps_compile.spans import Spans, spans_of
 
 __all__ = ["FULL_TERMS", "TERMS", "Bools", "CostModel", "Floats", "FullMode", "Ints"]
 
@@ -93,6 +95,12 @@ class CostModel:
         sums = np.concatenate([np.zeros((1, *self.terms.shape[1:])), np.cumsum(self.terms, axis=0)])
         columns = np.ascontiguousarray(np.moveaxis(sums, 2, 0))
         return np.moveaxis(columns, 0, 2)  # every formula reads one column: keep each contiguous
+
+    @cached_property
+    def spans(self) -> Spans:
+        """Every stage there can be, in full mode."""
+        assert self.between is not None, "stages have no neighbours to speak of in paper mode"
+        return spans_of(self.prefix, self.allowed, self.between)
 
     def restricted(self, allowed: Bools) -> CostModel:
         """The same problem with fewer choices."""

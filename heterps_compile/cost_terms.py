@@ -18,6 +18,7 @@ import numpy.typing as npt
 from heterps_compile.cluster import Cluster
 from heterps_compile.costs import CostLayer, CostTable
 from heterps_compile.errors import OptionError, PlanError
+from heterps_compile.plan_facts import PlanFacts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -51,6 +52,13 @@ class FullMode:
         for name in self.without:
             if name not in SWITCHES:
                 raise OptionError(f"without names {name!r} (allowed: {', '.join(SWITCHES)})")
+
+    @classmethod
+    def of(cls, plan: PlanFacts) -> FullMode | None:
+        """The options a plan was made with; None for a plan of paper mode."""
+        if plan.mode != "full":
+            return None
+        return cls(microbatches=plan.microbatches, samples=plan.samples, without=plan.without)
 
     def has(self, switch: str) -> bool:
         """Whether a term is part of the model."""

@@ -46,12 +46,18 @@ class Placement(Mapping[str, str]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A maximal run of consecutive layers on one resource type, and its replicas (one unit each)."""
+    """A maximal run of consecutive layers on one resource type, and its replicas (one unit each).
+
+    ``memory_bytes`` is what one unit holds, 0 where not known; ``bound_by`` says what asks for that many replicas:
+    "compute", "communication" or "memory".
+    """
 
     resource: str
     layers: tuple[str, ...]
     replicas: int = 1
     throughput_samples_per_s: float = 0.0
+    memory_bytes: float = 0.0
+    bound_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +103,9 @@ class PlanFacts:
     feasible: bool = True
     min_throughput: float | None = None
     mode: str = "paper"
+    microbatches: int = 1
+    samples: float | None = None
+    without: tuple[str, ...] = ()
     batch_size: int = 1
     throughput_samples_per_s: float = 0.0
     price_usd_per_h: float = 0.0

@@ -46,6 +46,9 @@ class Plan(PlanFacts):
             "seed": self.seed,
             "feasible": self.feasible,
             "mode": self.mode,
+            "microbatches": self.microbatches,
+            "samples": self.samples,
+            "without": list(self.without),
             "batch_size": self.batch_size,
             "min_throughput": self.min_throughput,
             "placement": dict(self.placement),
@@ -108,6 +111,9 @@ class Plan(PlanFacts):
             feasible=record.boolean("feasible", True),
             min_throughput=record.number("min_throughput") if record.has("min_throughput") else None,
             mode=record.text("mode", "paper", choices=("paper", "full")),
+            microbatches=record.integer("microbatches", 1, low=1),
+            samples=record.number("samples") if record.has("samples") else None,
+            without=record.texts("without"),
             batch_size=record.integer("batch_size", 1, low=1),
             throughput_samples_per_s=record.number("throughput_samples_per_s", 0.0),
             price_usd_per_h=record.number("price_usd_per_h", 0.0),
@@ -223,6 +229,8 @@ def _read_stage(record: Record) -> Stage:
         layers=record.texts("layers", required=True),
         replicas=record.integer("replicas", 1, low=1),
         throughput_samples_per_s=record.number("throughput_samples_per_s", 0.0),
+        memory_bytes=record.number("memory_bytes", 0.0),
+        bound_by=record.text("bound_by", ""),
     )
 
 

@@ -15,13 +15,13 @@ from heterps_compile.cost_model import CostModel
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError
 from heterps_compile.passes.place import policy_named
-from heterps_compile.planning.checks import check_predictions
 from heterps_compile.planning.decide import decide
 from heterps_compile.planning.describe import infeasible, plan_of, stages_of, topped_up
+from heterps_compile.planning.predict import Prediction, check_predictions, predict
 from heterps_compile.planning.request import Mode, Request
 from heterps_compile.plans import Plan
 
-__all__ = ["Mode", "Request", "check_predictions", "plan_costs"]
+__all__ = ["Mode", "Prediction", "Request", "check_predictions", "plan_costs", "predict"]
 
 
 def plan_costs(costs: CostTable, cluster: Cluster | None = None, request: Request = Request()) -> Plan:  # noqa: B008
@@ -34,7 +34,7 @@ def plan_costs(costs: CostTable, cluster: Cluster | None = None, request: Reques
     if request.policy is not None:
         policy_named(request.policy)
     fleet = _forced(cluster or costs.cluster(), request.replicas)
-    model = CostModel.of(costs, fleet, request.min_throughput, request.pin)
+    model = CostModel.of(costs, fleet, request.min_throughput, request.pin, request.full)
     if not model.layers:
         policy = request.policy or "exact"
         return Plan(placement={}, stages=(), provision={}, policy=policy, seed=request.seed, optimum_proven=True)
@@ -43,9 +43,9 @@ def plan_costs(costs: CostTable, cluster: Cluster | None = None, request: Reques
         plan = infeasible(model, decision, costs, fleet, request)
     else:
         stages = stages_of(model, decision.found.chosen, costs)
-        plan = plan_of(model, decision, stages, costs, fleet, request.seed)
+        plan = plan_of(model, decision, stages, costs, fleet, request)
     if request.replicas and plan.feasible:
-        plan = topped_up(plan, model, request.replicas)
+        plan = topped_up(plan, model, fleet, request.replicas)
     plan = replace(plan, planning_s=time.perf_counter() - started)
     plan.validate(costs, fleet)
     check_predictions(plan, costs, fleet)

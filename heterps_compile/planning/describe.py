@@ -9,47 +9,54 @@ from importlib import metadata
 import numpy as np
 
 from heterps_compile.cluster import Cluster
-from heterps_compile.cost_model import CostModel, Ints, cost_usd_per_million_samples, throughput_samples_per_s
+from heterps_compile.cost_model import CostModel, Ints, throughput_samples_per_s
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import InfeasibleError
 from heterps_compile.passes.fuse import Fuse
 from heterps_compile.passes.place import Found, fastest
 from heterps_compile.passes.place.rules import RULES, candidates
-from heterps_compile.planning.checks import stage_times
 from heterps_compile.planning.decide import SAME, Decision
+from heterps_compile.planning.predict import predict, stage_times
 from heterps_compile.planning.reasons import reasons
 from heterps_compile.planning.request import Request
-from heterps_compile.plans import Alternative, Plan, Stage, units_of
+from heterps_compile.plans import Alternative, Plan, Stage
 from heterps_compile.provision import provision
 
 
 def plan_of(
-    model: CostModel, decision: Decision, stages: tuple[Stage, ...], costs: CostTable, cluster: Cluster, seed: int
+    model: CostModel,
+    decision: Decision,
+    stages: tuple[Stage, ...],
+    costs: CostTable,
+    cluster: Cluster,
+    request: Request,
 ) -> Plan:
     """Everything but the time it took."""
-    provisioned = units_of(stages)
-    price = sum(cluster[name].price_usd_per_h * count for name, count in provisioned.items())
-    slowest = max(stage_times(model, {n: s.resource for s in stages for n in s.layers}, stages))
-    cost = float(cost_usd_per_million_samples(price, slowest))
+    found = predict(model, cluster, stages)
     chosen = decision.found.chosen
+    samples = request.samples if request.mode == "full" else None
     return Plan(
         placement={name: stage.resource for stage in stages for name in stage.layers},
-        stages=stages,
-        provision=provisioned,
+        stages=found.stages,
+        provision=found.provision,
         policy=decision.policy,
-        seed=seed,
+        seed=request.seed,
         min_throughput=model.min_throughput,
+        mode=request.mode,
+        microbatches=request.microbatches if request.mode == "full" else 1,
+        samples=samples,
+        without=request.without if request.mode == "full" else (),
         batch_size=costs.batch_size,
-        throughput_samples_per_s=throughput_samples_per_s(slowest),
-        price_usd_per_h=price,
-        cost_usd_per_million_samples=cost,
+        throughput_samples_per_s=found.throughput_samples_per_s,
+        price_usd_per_h=found.price_usd_per_h,
+        cost_usd_per_million_samples=found.cost_usd_per_million_samples,
         optimum_usd_per_million_samples=decision.optimum if np.isfinite(decision.optimum) else 0.0,
         optimum_proven=decision.proven and bool(np.isfinite(decision.optimum)),
-        gap_to_optimum=_gap(cost, decision.optimum),
+        gap_to_optimum=_gap(found.cost_usd_per_million_samples, decision.optimum),
         alternatives={name: _alternative(model, found) for name, found in decision.alternatives.items()},
         resources=cluster.resources,
         reasons=reasons(model, chosen, costs) if chosen is not None else (),
-        notes=decision.notes,
+        notes=(*found.notes, *decision.notes),
         sources=_sources(costs, stages),
         versions={"heterps-compile": _version("heterps-compile"), "numpy": np.__version__},
     )
@@ -77,11 +84,11 @@ def infeasible(model: CostModel, decision: Decision, costs: CostTable, cluster: 
     slower = replace(model, min_throughput=reached.throughput_samples_per_s)
     stages = stages_of(slower, reached.chosen, costs)
     at = replace(decision, found=Found(chosen=None), optimum=float("inf"), proven=False)
-    plan = plan_of(slower, at, stages, costs, cluster, request.seed)
+    plan = plan_of(slower, at, stages, costs, cluster, request)
     return replace(plan, feasible=False, min_throughput=model.min_throughput, binds=binds)
 
 
-def topped_up(plan: Plan, model: CostModel, replicas: Mapping[str, int]) -> Plan:
+def topped_up(plan: Plan, model: CostModel, cluster: Cluster, replicas: Mapping[str, int]) -> Plan:
     """Give the units that ``replicas`` forces beyond the plan's to the slowest stages of their type."""
     units = [stage.replicas for stage in plan.stages]
     for name, wanted in replicas.items():
@@ -89,23 +96,16 @@ def topped_up(plan: Plan, model: CostModel, replicas: Mapping[str, int]) -> Plan
         while mine and sum(units[i] for i in mine) < wanted:
             times = stage_times(model, plan.placement, _with_units(plan.stages, units))
             units[max(mine, key=lambda i: times[i])] += 1
-    stages = _with_units(plan.stages, units)
-    times = stage_times(model, plan.placement, stages)
-    stages = tuple(
-        replace(s, throughput_samples_per_s=throughput_samples_per_s(t)) for s, t in zip(stages, times, strict=True)
-    )
-    prices = {r.name: r.price_usd_per_h for r in plan.resources}
-    price = sum(prices[name] * count for name, count in units_of(stages).items())
-    cost = float(cost_usd_per_million_samples(price, max(times)))
+    found = predict(model, cluster, _with_units(plan.stages, units))
     forced = ", ".join(f"{count} {name}" for name, count in replicas.items())
     return replace(
         plan,
-        stages=stages,
-        provision=units_of(stages),
-        throughput_samples_per_s=throughput_samples_per_s(max(times)),
-        price_usd_per_h=price,
-        cost_usd_per_million_samples=cost,
-        gap_to_optimum=_gap(cost, plan.optimum_usd_per_million_samples),
+        stages=found.stages,
+        provision=found.provision,
+        throughput_samples_per_s=found.throughput_samples_per_s,
+        price_usd_per_h=found.price_usd_per_h,
+        cost_usd_per_million_samples=found.cost_usd_per_million_samples,
+        gap_to_optimum=_gap(found.cost_usd_per_million_samples, plan.optimum_usd_per_million_samples),
         notes=(*plan.notes, f"units were forced: {forced}"),
     )
 
@@ -114,10 +114,7 @@ def stages_of(model: CostModel, chosen: Ints, costs: CostTable) -> tuple[Stage, 
     """The stages of a placement with the cheapest whole units."""
     made = provision(model, chosen)
     assert made is not None, "a placement was taken that cannot be provisioned"
-    return tuple(
-        replace(stage, replicas=int(units), throughput_samples_per_s=throughput_samples_per_s(float(time_s)))
-        for stage, units, time_s in zip(Fuse()(model.named(chosen), costs), made.units, made.stage_s, strict=True)
-    )
+    return _with_units(Fuse()(model.named(chosen), costs), made.units.tolist())
 
 
 def _alternative(model: CostModel, found: Found) -> Alternative:

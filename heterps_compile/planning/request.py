@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from heterps_compile.cost_model import FullMode
+
 Mode = Literal["paper", "full"]
 
 
@@ -16,7 +18,8 @@ class Request:
     min_throughput: samples per second to reach.
     policy, seed: the policy taken as it is; without one ``rl`` and ``exact`` both run and the cheaper is taken.
     pin: layer glob -> resource type. replicas: resource type -> units, forced.
-    mode: the cost model, ``paper`` (HeterPS as published) or ``full``.
+    mode: the cost model, ``paper`` (HeterPS as published) or ``full``, with its options (see :class:`FullMode`):
+    microbatches a batch is cut into, training samples in all, and which of its terms to leave out.
     compare: run every policy. quick: ``exact`` alone where it proves the optimum.
     time_limit_s: when searching stops; what is proven by then is said.
     """
@@ -27,6 +30,16 @@ class Request:
     pin: Mapping[str, str] = field(default_factory=dict)
     replicas: Mapping[str, int] = field(default_factory=dict)
     mode: Mode = "paper"
+    microbatches: int = 8
+    samples: float | None = None
+    without: tuple[str, ...] = ()
     compare: bool = False
     quick: bool = False
     time_limit_s: float = 60.0
+
+    @property
+    def full(self) -> FullMode | None:
+        """Options of ``full`` mode, None in ``paper`` mode."""
+        if self.mode == "paper":
+            return None
+        return FullMode(microbatches=self.microbatches, samples=self.samples, without=self.without)
