@@ -127,6 +127,10 @@ def test_an_infeasible_request_prints_the_best_plan_and_returns_1(
     ("command", "words"),
     [
         (["plan", "--min-throughput", "1"], ["nothing to plan", "MODULE:FACTORY"]),
+        (["plan", "--costs", "costs.json"], ["--min-throughput R"]),
+        (["plan", "--costs", "costs.json", "--min-throughput", "1", "--svg", "a.svg"], ["--svg", "--frontier"]),
+        (["plan", "--costs", "costs.json", "--min-throughput", "1", "--replicas", "tpu=2"], ["'tpu'", "cpu, v100"]),
+        (["plan", "--costs", "costs.json", "--min-throughput", "1", "--replicas", "v100=99"], ["99", "limit 32"]),
         (["plan", "m:f", "--costs", "costs.json", "--min-throughput", "1"], ["both m:f and --costs"]),
         (["plan", "--costs", "absent.json", "--min-throughput", "1"], ["absent.json", "No such file"]),
         (["plan", "--costs", "bad.json", "--min-throughput", "1"], ["bad.json", "batch_size", "-3"]),
@@ -162,7 +166,9 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     [
         (["plan", "--costs", "c", "--min-throughput", "-1"], "allowed: a number > 0"),
         (["plan", "--costs", "c", "--min-throughput", "nan"], "allowed: a number > 0"),
-        (["plan", "--costs", "c"], "--min-throughput"),
+        (["plan", "--costs", "c", "--min-throughput", "1", "--replicas", "v100=0"], "allowed: TYPE=N with N >= 1"),
+        (["plan", "--costs", "c", "--min-throughput", "1", "--time-limit", "0"], "allowed: a number > 0"),
+        (["plan", "--costs", "c", "--min-throughput", "1", "--frontier", "--compare"], "not allowed with argument"),
         (["plan", "--costs", "c", "--min-throughput", "1", "--pin", "emb"], "allowed: GLOB=TYPE"),
         (["plan", "--costs", "c", "--min-throughput", "1", "--policy", "magic"], "invalid choice"),
         (["plant"], "invalid choice: 'plant'"),
