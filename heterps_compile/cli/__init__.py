@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from heterps_compile.cli import bench, planning, running
+from heterps_compile.cli import bench, planning, running, simulating
 from heterps_compile.cli.factory import UsageError
 from heterps_compile.errors import FileFormatError, HeterpsError, HeterpsWarning, OptionError
 
@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     planning.add_profile(commands)
     running.add_train(commands)
     bench.add_bench(commands)
+    simulating.add_simulate(commands)
     running.add_doctor(commands)
     return top
 
