@@ -34,7 +34,7 @@ def plan_of(
     """Everything but the time it took."""
     found = predict(model, cluster, stages)
     chosen = decision.found.chosen
-    samples = request.samples if request.mode == "full" else None
+    full = model.full
     return Plan(
         placement={name: stage.resource for stage in stages for name in stage.layers},
         stages=found.stages,
@@ -43,9 +43,9 @@ def plan_of(
         seed=request.seed,
         min_throughput=model.min_throughput,
         mode=request.mode,
-        microbatches=request.microbatches if request.mode == "full" else 1,
-        samples=samples,
-        without=request.without if request.mode == "full" else (),
+        microbatches=full.microbatches if full else 1,
+        samples=full.samples if full else None,
+        without=full.without if full else (),
         batch_size=costs.batch_size,
         throughput_samples_per_s=found.throughput_samples_per_s,
         price_usd_per_h=found.price_usd_per_h,

@@ -16,15 +16,18 @@ import numpy as np
 from heterps_compile.cost_model import CostModel, Floats, Ints, fewest_units, units_needed
 from heterps_compile.passes.place import dynamic
 from heterps_compile.passes.place.dynamic import Cheapest
-from heterps_compile.spans import Spans
+from heterps_compile.spans import MAX_SPANS, Spans, num_spans
 
 MOST_STAGES = 16
 """Numbers of stages tried one by one; beyond, only the chain without boundaries bounds the cost."""
 
 
-def cheapest(model: CostModel, prefix: Floats, time_s: float, weight: Floats, bound_weight: Floats) -> Cheapest:
-    """The least weighted units of pipelines at most ``time_s`` slow; see :func:`dynamic.cheapest`."""
-    if model.between is None:
+def cheapest(model: CostModel, prefix: Floats, time_s: float, weight: Floats, bound_weight: Floats | None) -> Cheapest:
+    """The least weighted units of pipelines at most ``time_s`` slow; see :func:`dynamic.cheapest`.
+
+    Of a model with too many possible stages it is the chain without boundaries: a lower bound, and a placement.
+    """
+    if model.between is None or num_spans(model.allowed) > MAX_SPANS:
         return dynamic.cheapest(model, prefix, time_s, weight, bound_weight)
     least = Cheapest(np.inf, None, np.inf)
     for num_stages in range(1, model.num_layers + 1):
@@ -33,18 +36,22 @@ def cheapest(model: CostModel, prefix: Floats, time_s: float, weight: Floats, bo
         if rest.value >= least.value and rest.fractional >= least.fractional:
             break
         if num_stages > MOST_STAGES:
-            return Cheapest(least.value, least.chosen, min(least.fractional, rest.fractional))
+            return Cheapest(min(least.value, rest.value), least.chosen, min(least.fractional, rest.fractional))
         found = _exactly(model, num_stages, stage_limit_s, weight, bound_weight)
         better = found if found.value < least.value else least
         least = Cheapest(better.value, better.chosen, min(least.fractional, found.fractional))
     return least
 
 
-def _exactly(model: CostModel, num_stages: int, stage_limit_s: float, weight: Floats, bound_weight: Floats) -> Cheapest:
+def _exactly(
+    model: CostModel, num_stages: int, stage_limit_s: float, weight: Floats, bound_weight: Floats | None
+) -> Cheapest:
     """The same with exactly ``num_stages``, each at most ``stage_limit_s`` slow."""
     spans = model.spans
-    needed = bound_weight[spans.types] * units_needed(spans.terms, stage_limit_s)
-    fractional = float(_least(spans, needed, num_stages)[-1][spans.ends].min())
+    fractional = 0.0
+    if bound_weight is not None:
+        needed = bound_weight[spans.types] * units_needed(spans.terms, stage_limit_s)
+        fractional = float(_least(spans, needed, num_stages)[-1][spans.ends].min())
     units = fewest_units(spans.terms, stage_limit_s)
     weighted = np.where(units <= model.limit[spans.types], weight[spans.types] * units, np.inf)
     levels = _least(spans, weighted, num_stages)
