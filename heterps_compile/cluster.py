@@ -11,6 +11,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ class ResourceType:
 
     ``device`` is a torch device type ("cpu", "cuda", "xpu") or "sim", the simulated accelerator. A rate or memory of 0
     is not stated: it constrains nothing and estimates need it. ``limit`` is the most units one can rent.
+    ``price_usd_per_h`` is what is paid: the spot price where ``spot`` is set. :mod:`heterps_compile.catalog` says what
+    the rates mean and what the texts on sources speak of.
     """
 
     name: str
@@ -39,13 +42,18 @@ class ResourceType:
     limit: int
     memory_bytes: float = 0.0
     flops_per_s: float = 0.0
+    tensor_flops_per_s: float = 0.0
     memory_bytes_per_s: float = 0.0
+    interconnect_bytes_per_s: float = 0.0
     network_bytes_per_s: float = 0.0
     unit: Unit = "card"
+    spot: bool = False
     spot_price_usd_per_h: float = 0.0
     billing_minimum_s: float = 0.0
     source: str = ""
     date: str = ""
+    price_source: str = ""
+    price_date: str = ""
 
     @property
     def balance_flop_per_byte(self) -> float:
@@ -69,31 +77,30 @@ class ResourceType:
         record.only(*(f.name for f in fields(cls)), "like")
         name = record.text("name")
         like = record.text("like", name, choices=tuple(CATALOG)) if record.has("like") else name
-        base = CATALOG.get(like, {})
-        given = Record(
-            {**base, **{k: v for k, v in record.values.items() if v is not None}}, record.origin, record.path
-        )
+        stated = {field: value for field, value in record.values.items() if value is not None}
+        given = Record({**_borrowed(like, stated), **stated}, record.origin, record.path)
         device = given.text("device", "cpu" if name.startswith("cpu") else "cuda")
+        amounts: dict[str, Any] = {field: given.number(field, 0.0) for field in AMOUNTS}
+        notes: dict[str, Any] = {field: _note(given, field) for field in NOTES}
+        unit = given.text("unit", "core" if device == "cpu" else "card", choices=UNITS)
         return cls(
             name=name,
             device=device,
-            price_usd_per_h=given.number("price_usd_per_h"),
+            price_usd_per_h=_price_usd_per_h(given),
             limit=given.integer("limit"),
-            memory_bytes=given.number("memory_bytes", 0.0),
-            flops_per_s=given.number("flops_per_s", 0.0),
-            memory_bytes_per_s=given.number("memory_bytes_per_s", 0.0),
-            network_bytes_per_s=given.number("network_bytes_per_s", 0.0),
-            unit="core"
-            if given.text("unit", "core" if device == "cpu" else "card", choices=UNITS) == "core"
-            else "card",
-            spot_price_usd_per_h=given.number("spot_price_usd_per_h", 0.0),
-            billing_minimum_s=given.number("billing_minimum_s", 0.0),
-            source=given.text("source", ""),
-            date=str(given.values.get("date", "")),
+            unit="core" if unit == "core" else "card",
+            spot=given.boolean("spot", False),
+            **amounts,
+            **notes,
         )
 
 
 UNITS = ("card", "core")
+AMOUNTS = (
+    "memory_bytes", "flops_per_s", "tensor_flops_per_s", "memory_bytes_per_s", "interconnect_bytes_per_s",
+    "network_bytes_per_s", "spot_price_usd_per_h", "billing_minimum_s",
+)  # fmt: skip
+NOTES = ("source", "date", "price_source", "price_date")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,6 +244,33 @@ def closest(name: str) -> str | None:
     flat = name.lower().replace(" ", "-").replace("gb", "")
     inside = [key for key in CATALOG if all(part in flat for part in key.split("-"))]
     return max(inside, key=len) if inside else next(iter(difflib.get_close_matches(flat, CATALOG, n=1)), None)
+
+
+def _borrowed(like: str, stated: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the catalog says of a type; of the source of its price nothing where the entry states another price."""
+    base = CATALOG.get(like, {})
+    if stated.get("spot") or stated.get("price_usd_per_h", base.get("price_usd_per_h")) == base.get("price_usd_per_h"):
+        return base
+    return {field: value for field, value in base.items() if field not in ("price_source", "price_date")}
+
+
+def _price_usd_per_h(record: Record) -> float:
+    """What one unit costs: on demand, or spot where the entry says ``spot: true``."""
+    if not record.boolean("spot", False):
+        return record.number("price_usd_per_h")
+    price = record.number("spot_price_usd_per_h", 0.0)
+    if price == 0:
+        name = record.text("name")
+        record.reject(
+            "spot", f"true where the spot price is known; give spot_price_usd_per_h of {name}, or leave spot out"
+        )
+    return price
+
+
+def _note(record: Record, name: str) -> str:
+    """Free text; YAML reads an unquoted date as a date, and a year as a number."""
+    value = record.values.get(name)
+    return str(value) if isinstance(value, (date, int)) else record.text(name, "")
 
 
 def _replace(resource: ResourceType, **changes: Any) -> ResourceType:

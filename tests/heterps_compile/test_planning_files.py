@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heterps_compile.catalog import CATALOG
-from heterps_compile.cluster import Cluster, ResourceType, closest
+from heterps_compile.cluster import Cluster, ResourceType
 from heterps_compile.costs import CostLayer, CostTable, LayerCost
 from heterps_compile.errors import FileFormatError, OptionError, PlanError
 from heterps_compile.plans import Alternative, Plan, Reason, Stage
@@ -54,23 +54,6 @@ def test_a_fleet_file_takes_from_the_catalog_what_it_leaves_out(tmp_path: Path) 
     assert Cluster.load(tmp_path / "again.yaml") == cluster
 
 
-def test_any_catalog_field_can_be_overridden_and_borrowed() -> None:
-    entries = [{"name": "spot", "like": "v100", "price_usd_per_h": 0.9, "limit": 4, "memory_bytes": 16e9}]
-    spot = Cluster.from_dict({"resources": entries})["spot"]
-    assert (spot.price_usd_per_h, spot.memory_bytes, spot.flops_per_s) == (0.9, 16e9, 15.7e12)
-
-
-def test_the_catalog_is_complete() -> None:
-    assert len(CATALOG) >= 14
-    for name, entry in CATALOG.items():
-        resource = Cluster.from_dict({"resources": [{"name": name, "limit": 1}]})[name]
-        assert resource.price_usd_per_h > 0
-        assert resource.balance_flop_per_byte > 1
-        assert resource.memory_bytes > 0
-        assert entry["source"]
-        assert resource.date or resource.device == "sim"
-
-
 def test_this_machine_is_a_cluster() -> None:
     cluster = Cluster.local(simulated=2)
     assert cluster["cpu"].limit >= 1
@@ -83,14 +66,6 @@ def test_limits_can_be_asked_about() -> None:
     assert cluster.with_limits({"cpu": 9})["cpu"].limit == 9
     with pytest.raises(OptionError, match="'tpu' is not in the cluster"):
         cluster.with_limits({"tpu": 1})
-
-
-@pytest.mark.parametrize(
-    ("name", "entry"),
-    [("NVIDIA A100-SXM4-80GB", "a100-80"), ("Tesla V100-SXM2-16GB", "v100"), ("NVIDIA H100 80GB HBM3", "h100")],
-)
-def test_a_card_is_recognised(name: str, entry: str) -> None:
-    assert closest(name) == entry
 
 
 def broken_fleet(old: str, new: str) -> str:
