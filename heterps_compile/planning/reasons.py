@@ -37,7 +37,7 @@ def reasons(model: CostModel, chosen: Ints, costs: CostTable) -> tuple[Reason, .
             pinned=bool(model.allowed[position].sum() == 1 and model.num_types > 1),
             bound=position in groups,
             transfer_bound=bool(
-                model.terms[position, chosen[position], 2:].sum() >= model.terms[position, chosen[position], :2].sum()
+                model.terms[position, chosen[position], 2:6].sum() >= model.terms[position, chosen[position], :2].sum()
             ),
             elsewhere=elsewhere[position],
         )
