@@ -44,7 +44,7 @@ def plan_of(
         min_throughput=model.min_throughput,
         mode=request.mode,
         microbatches=full.microbatches if full else 1,
-        samples=full.samples if full else None,
+        samples=request.samples,
         without=full.without if full else (),
         batch_size=costs.batch_size,
         throughput_samples_per_s=found.throughput_samples_per_s,
