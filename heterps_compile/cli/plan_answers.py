@@ -30,13 +30,11 @@ FIXED_PLANS = 4
 def plan(costs: CostTable, cluster: Cluster | None, request: Request, arguments: argparse.Namespace) -> int:
     """One plan in words, or with ``--compare`` beside what every other policy gives."""
     from heterps_compile.planning import plan_costs
-    from heterps_compile.report.compare_text import compare_text
     from heterps_compile.report.plan_text import explain
 
     with working("comparing all policies" if request.compare else "planning"):
         found = plan_costs(costs, cluster, request)
-    text = f"{explain(found, alternatives=False)}\n\n{compare_text(found)}" if request.compare else explain(found)
-    _give(found.to_dict(), text, arguments.json)
+    _give(found.to_dict(), explain(found, side_by_side=request.compare), arguments.json)
     return _verdict(found)
 
 

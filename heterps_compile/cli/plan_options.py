@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import argparse
 import math
+import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from heterps_compile.cli.factory import FORM, UsageError
+from heterps_compile.errors import HeterpsWarning
 from heterps_compile.options import POLICIES
 
 if TYPE_CHECKING:
+    from heterps_compile.cluster import Cluster, ResourceType
     from heterps_compile.planning import Request
 
 NUM_POINTS = 14
@@ -38,6 +42,7 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="resource types with prices and limits; default: this machine, or those in COSTS",
     )
+    command.add_argument("--spot", action="store_true", help="every type at its spot price")
     command.add_argument("--min-throughput", type=positive, metavar="R", help="samples per second to reach (the floor)")
     command.add_argument(
         "--pin",
@@ -61,8 +66,12 @@ def _add_method(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--policy", choices=POLICIES, help="default: rl, or exact where it is cheaper")
     group.add_argument("--seed", type=int, default=0, metavar="N")
     group.add_argument(
-        "--mode", choices=("paper", "full"), help="cost model: as published, or with memory and transfers"
+        "--mode",
+        choices=("paper", "full"),
+        help="cost model: as published (default with --costs), or with memory, transfers and filling (with a model)",
     )
+    group.add_argument("--microbatches", type=count, metavar="N", help="full mode: pieces of a batch; default: 8")
+    group.add_argument("--samples", type=positive, metavar="N", help="samples of the whole training, to price it")
     group.add_argument("--time-limit", type=positive, default=60.0, metavar="S", help="seconds to search; default: 60")
 
 
@@ -88,16 +97,44 @@ def request_of(arguments: argparse.Namespace) -> Request:
     for name in ("svg", "html"):
         if getattr(arguments, name) and not arguments.frontier:
             raise UsageError(f"--{name} draws cost against throughput", hint="give --frontier as well")
+    mode = arguments.mode or ("paper" if arguments.costs else "full")
+    if arguments.microbatches and mode != "full":
+        raise UsageError("--microbatches has no part in the cost model as published", hint="give --mode full as well")
     return Request(
         min_throughput=arguments.min_throughput,
         policy=arguments.policy,
         seed=arguments.seed,
         pin=_once("--pin", arguments.pin),
         replicas=_once("--replicas", arguments.replicas),
-        mode=arguments.mode or "paper",
+        mode=mode,
+        microbatches=arguments.microbatches or Request().microbatches,
+        samples=arguments.samples,
         compare=arguments.compare,
         time_limit_s=arguments.time_limit,
     )
+
+
+def at_spot_prices(cluster: Cluster) -> Cluster:
+    """The same types at their spot prices; one warning names those that keep theirs, as no spot price is known.
+
+    Raises :class:`UsageError` where none is known.
+    """
+    unknown = [resource.name for resource in cluster if not resource.spot_price_usd_per_h]
+    hint = "give spot_price_usd_per_h in the cluster file"
+    if len(unknown) == len(cluster):
+        raise UsageError(f"--spot: no spot price is known of {', '.join(unknown)}", hint=hint)
+    if unknown:
+        warnings.warn(
+            f"--spot: no spot price is known of {', '.join(unknown)}; the price on demand is taken ({hint})",
+            HeterpsWarning,
+            stacklevel=2,
+        )
+    return replace(cluster, resources=tuple(map(_spot, cluster)))
+
+
+def _spot(resource: ResourceType) -> ResourceType:
+    price = resource.spot_price_usd_per_h
+    return replace(resource, price_usd_per_h=price, spot=True) if price else resource
 
 
 def positive(text: str) -> float:
@@ -111,6 +148,13 @@ def positive(text: str) -> float:
     return value
 
 
+def count(text: str) -> int:
+    """A whole number above zero."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} (allowed: a whole number >= 1)")
+    return int(text)
+
+
 def pin(text: str) -> tuple[str, str]:
     """``GLOB=TYPE``."""
     glob, _, kind = text.partition("=")
@@ -121,10 +165,10 @@ def pin(text: str) -> tuple[str, str]:
 
 def replicas(text: str) -> tuple[str, int]:
     """``TYPE=N`` with at least one unit."""
-    kind, _, count = text.partition("=")
-    if not kind or not count.isdecimal() or int(count) < 1:
+    kind, _, units = text.partition("=")
+    if not kind or not units.isdecimal() or int(units) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} (allowed: TYPE=N with N >= 1, such as v100=2)")
-    return kind, int(count)
+    return kind, int(units)
 
 
 def _once(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from heterps_compile.cli.factory import FORM, UsageError, load
-from heterps_compile.cli.plan_options import add_options, request_of
+from heterps_compile.cli.plan_options import add_options, at_spot_prices, request_of
 from heterps_compile.cli.progress import working
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ def plan(arguments: argparse.Namespace) -> int:
         raise UsageError("nothing to plan", hint="give MODULE:FACTORY, or --costs FILE")
     request = request_of(arguments)
     costs, cluster = _problem(arguments)
+    if arguments.spot:
+        cluster = at_spot_prices(cluster or costs.cluster())
     from heterps_compile.cli import plan_answers
 
     if arguments.what_if:

@@ -133,7 +133,7 @@ def _with(resource: ResourceType, change: Change) -> ResourceType:
     if change.key == "limit":
         return replace(resource, limit=int(change.value))
     if change.key == "price":
-        return replace(resource, price_usd_per_h=change.value)
+        return replace(resource, price_usd_per_h=change.value, spot=False)  # a plan file reads spot prices anew
     return replace(resource, memory_bytes=change.value)
 
 

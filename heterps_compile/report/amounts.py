@@ -11,8 +11,13 @@ NAME_COLUMNS = 34
 
 
 def usd(amount: float) -> str:
-    """``$12.50``, and four digits of what is less than ten dollars; thousands are parted by commas."""
-    return f"${amount:,.2f}" if amount >= 10 else f"${amount:.4g}"
+    """``$12.50``; four digits of what is less than a dollar."""
+    return f"${dollars(amount)}"
+
+
+def dollars(amount: float) -> str:
+    """The same without the sign, for columns that have it in their head."""
+    return f"{amount:,.2f}" if amount >= 1 else f"{amount:.4g}"
 
 
 def rate(samples_per_s: float) -> str:
@@ -20,9 +25,18 @@ def rate(samples_per_s: float) -> str:
     return f"{samples_per_s:,.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
 
 
-def units(provision: Mapping[str, int], joint: str = " and ") -> str:
-    """``50 cpu and 1 v100``."""
-    return joint.join(f"{count:,} {name}" for name, count in provision.items() if count)
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3.5 h`` or ``4.2 days``."""
+    for size, name in ((86_400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {name}"
+    return f"{seconds:.3g} s"
+
+
+def units(provision: Mapping[str, int], last: str = " and ") -> str:
+    """``50 cpu, 4 t4 and 1 v100``; ``last`` parts the last two."""
+    *rest, final = [f"{count:,} {name}" for name, count in provision.items() if count] or ["nothing"]
+    return last.join([", ".join(rest), final]) if rest else final
 
 
 def against(other: float, cost: float) -> str:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heterps_compile.report.amounts import against, rate, units, usd
+from heterps_compile.report.amounts import against, dollars, rate, units, usd
 from heterps_compile.report.chart import Mark, chart
 from heterps_compile.report.columns import align
 from heterps_compile.report.graph_table import human
@@ -65,8 +65,8 @@ def _table(plans: Sequence[PlanFacts], asked: float | None) -> list[str]:
                 ASKED if serves(plan, asked) else "",
                 floor,
                 rate(plan.throughput_samples_per_s),
-                f"{plan.price_usd_per_h:,.2f}",
-                f"{plan.cost_usd_per_million_samples:.4g}",
+                dollars(plan.price_usd_per_h),
+                dollars(plan.cost_usd_per_million_samples),
                 f"{len(plan.stages)}",
                 textwrap.shorten(units(plan.provision, ", "), UNIT_COLUMNS, placeholder=" ..."),
             )

@@ -1,34 +1,43 @@
 """The plan as text a person reads in a minute: what to rent, why each layer is where it is, what else there was.
 
 Enters: a plan. Leaves: fewer than 60 lines of at most 110 columns, however many layers it has; what is left out is
-counted.
+counted. The stages and then the reasons get the lines that the rest leaves.
 """
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heterps_compile.report.amounts import against, rate, short, units, usd
+from heterps_compile.report.amounts import against, dollars, duration, rate, short, units, usd
 from heterps_compile.report.columns import align
+from heterps_compile.report.compare_text import compare_text
+from heterps_compile.report.graph_table import human
 
 if TYPE_CHECKING:
     from heterps_compile.plan_facts import Alternative, PlanFacts, Reason, Stage
 
-MAX_TYPES = 8
-MAX_STAGES = 12
-MAX_REASONS = 14
-MAX_NOTES = 4
+MAX_LINES = 59
 COLUMNS = 110
+MAX_TYPES = 8
+MAX_STAGES = 10
+MAX_REASONS = 14
+MAX_NOTE_LINES = 6
+SPAN_COLUMNS = 20
+BOUND_BY = {"compute": "computing", "communication": "moving data", "memory": "memory"}
 
 
-def explain(plan: PlanFacts, alternatives: bool = True) -> str:
-    """What to rent and why; without ``alternatives`` the other policies are left out."""
+def explain(plan: PlanFacts, side_by_side: bool = False) -> str:
+    """What to rent and why; ``side_by_side`` lists the other policies with their gap to the optimum."""
     if not plan.stages:
         return "Nothing to place: the graph has no layers."
-    parts = [_rent(plan), _stages(plan), _why(plan), _alternatives(plan) if alternatives else [], _notes(plan)]
-    wrapped = [line for text in _headline(plan) for line in textwrap.wrap(text, COLUMNS)]
-    return "\n\n".join("\n".join(part) for part in (wrapped, *parts) if part)
+    first = [*_wrapped(_headline(plan)), *_training(plan)]
+    last = [compare_text(plan) if side_by_side else _alternatives(plan), _notes(plan)]
+    before = [first, _rent(plan), _stages(plan)]
+    taken = sum(len(part) + 1 for part in (*before, *last) if part)
+    parts = [*before, _why(plan, MAX_LINES - taken), *last]
+    return "\n\n".join("\n".join(_clipped(part)) for part in parts if part)
 
 
 def _headline(plan: PlanFacts) -> list[str]:
@@ -49,74 +58,94 @@ def _headline(plan: PlanFacts) -> list[str]:
 def _gap(plan: PlanFacts) -> str:
     if plan.optimum_proven:
         near = plan.gap_to_optimum <= 0
-        return (
-            "No plan is cheaper: this is the proven optimum."
-            if near
-            else f"{plan.gap_to_optimum:.2%} above the proven optimum."
-        )
+        proven = "the proven optimum."
+        return f"No plan is cheaper: this is {proven}" if near else f"{plan.gap_to_optimum:.2%} above {proven}"
     if plan.optimum_usd_per_million_samples > 0:
         bound = usd(plan.optimum_usd_per_million_samples)
         return f"At most {plan.gap_to_optimum:.2%} above the optimum, which is at least {bound} per million samples."
     return "How far this is from the optimum is not known."
 
 
+def _training(plan: PlanFacts) -> list[str]:
+    """The whole training, where its samples are known."""
+    if not plan.samples or plan.throughput_samples_per_s <= 0:
+        return []
+    cost = usd(plan.cost_usd_per_million_samples * plan.samples / 1e6)
+    takes = duration(plan.samples / plan.throughput_samples_per_s)
+    return [f"The whole training of {plan.samples:,.0f} samples: {cost} in {takes}."]
+
+
 def _rent(plan: PlanFacts) -> list[str]:
     """One line per type in use; the unused ones are named together."""
     used = [r for r in plan.resources if plan.provision.get(r.name)]
-    rows = [("rent", "units", "of", "unused", "$/unit/h", "$/h", "times are")]
+    rows = [("rent", "units", "limit", "unused", "$/unit/h", "$/h", "times are")]
     for resource in used[:MAX_TYPES]:
-        count = plan.provision[resource.name]
-        price = resource.price_usd_per_h
+        count, price = plan.provision[resource.name], resource.price_usd_per_h
+        amounts = (f"{count:,}", f"{resource.limit:,}", f"{resource.limit - count:,}")
         rows.append(
-            (
-                resource.name,
-                f"{count:,}",
-                f"{resource.limit:,}",
-                f"{resource.limit - count:,}",
-                f"{price:.4g}",
-                f"{price * count:,.4g}",
-                plan.sources.get(resource.name, "given"),
-            )
+            (resource.name, *amounts, dollars(price), dollars(price * count), plan.sources.get(resource.name, "given"))
         )
     lines = align(rows, right=(1, 2, 3, 4, 5)) if used else []
     idle = [f"{r.name} ({r.limit:,})" for r in plan.resources if not plan.provision.get(r.name)]
+    if len(used) > MAX_TYPES:
+        lines.append(f"and {len(used) - MAX_TYPES} more types")
     if idle:
-        shown = ", ".join(idle[:6]) + (f" and {len(idle) - 6} more" if len(idle) > 6 else "")
-        lines += textwrap.wrap(f"not used at all: {shown}", COLUMNS)
+        lines.append("not used at all: " + ", ".join(idle[:6]) + (f" and {len(idle) - 6} more" if idle[6:] else ""))
     return lines
 
 
 def _stages(plan: PlanFacts) -> list[str]:
-    """Which layers run where, in order; a stage that could be faster than the pipeline is idle for the rest."""
-    reached = min(stage.throughput_samples_per_s for stage in plan.stages)
-    rows = [("stage", "runs on", "layers, in order", "could do/s", "busy", "")]
+    """Which layers run where, in order; a unit is busy for the part of the time that its stage needs."""
+    known = any(stage.memory_bytes for stage in plan.stages)
+    rows = [("stage", "runs on", "could do/s", "busy", "memory/unit", "limited by", "layers, in order")]
     for entry in _head_and_tail(list(enumerate(plan.stages)), MAX_STAGES):
         if isinstance(entry, int):
-            rows.append(("", "", f"... {entry} stages left out ...", "", "", ""))
-            continue
-        index, stage = entry
-        alone = stage.throughput_samples_per_s
-        mark = "<- sets the pace" if alone <= reached * (1 + 1e-9) else ""
-        busy = f"{reached / alone:.0%}" if alone > 0 else ""
-        rows.append((f"{index + 1}", f"{stage.replicas:,} x {stage.resource}", _span(stage), rate(alone), busy, mark))
-    return align(rows, right=(3, 4))
+            rows.append(("...", f"{entry} more stages", "", "", "", "", ""))
+        else:
+            rows.append(_stage(plan, *entry))
+    kept = [column for column in zip(*rows, strict=True) if known or column[0] != "memory/unit"]
+    return [*align(list(zip(*kept, strict=True)), right=(2, 3, 4) if known else (2, 3)), *_filling(plan)]
+
+
+def _filling(plan: PlanFacts) -> list[str]:
+    """Why the pipeline is slower than its slowest stage, where the cost model counts that."""
+    slowest = min(stage.throughput_samples_per_s for stage in plan.stages)
+    if slowest <= 0 or plan.throughput_samples_per_s > slowest * (1 - 1e-6):
+        return []
+    lost = 1 - plan.throughput_samples_per_s / slowest
+    cut = f"{plan.microbatches:,} microbatches a batch"
+    return [f"filling and draining the pipeline, with {cut}, takes {lost:.0%} of the slowest stage's time"]
+
+
+def _stage(plan: PlanFacts, index: int, stage: Stage) -> tuple[str, ...]:
+    pace, reached = stage.throughput_samples_per_s, plan.throughput_samples_per_s
+    slowest = pace <= min(other.throughput_samples_per_s for other in plan.stages) * (1 + 1e-9)
+    return (
+        f"{index + 1}",
+        f"{stage.replicas:,} x {stage.resource}",
+        rate(pace),
+        f"{min(reached / pace, 1.0):.0%}" if pace > 0 else "",
+        human(stage.memory_bytes, "B") if stage.memory_bytes else "",
+        BOUND_BY.get(stage.bound_by, stage.bound_by) + (" (slowest)" if slowest else ""),
+        _span(stage),
+    )
 
 
 def _span(stage: Stage) -> str:
-    first, last = short(stage.layers[0]), short(stage.layers[-1])
     if len(stage.layers) == 1:
-        return first
-    return f"{first} {'to' if len(stage.layers) > 2 else 'and'} {last} ({len(stage.layers)})"
+        return short(stage.layers[0])
+    first, last = (short(name, SPAN_COLUMNS) for name in (stage.layers[0], stage.layers[-1]))
+    return f"{len(stage.layers)}: {first} {'to' if len(stage.layers) > 2 else 'and'} {last}"
 
 
-def _why(plan: PlanFacts) -> list[str]:
-    """The closest calls: layers for which another type would cost least more."""
+def _why(plan: PlanFacts, room: int) -> list[str]:
+    """The closest calls, in at most ``room`` lines: layers for which another type would cost least more."""
     movable = [reason for reason in plan.reasons if not reason.pinned]
     if not plan.reasons or len(plan.resources) < 2:
         return []
     ranked = sorted(range(len(movable)), key=lambda i: min(movable[i].elsewhere.values(), default=float("inf")))
-    kept = sorted(ranked[:MAX_REASONS])
-    rows = [("why", "is on", "bound by", "if it moved (with what shares its table), the whole plan would cost")]
+    kept = sorted(ranked[: min(MAX_REASONS, max(room - 3, 1))])
+    rows = [("why", "is on", "bound by", "if it moved to another type, the whole plan would cost")]
     lines = align([*rows, *(_reason(plan, movable[index]) for index in kept)]) if kept else []
     pinned = [reason.layer for reason in plan.reasons if reason.pinned]
     if pinned:
@@ -130,42 +159,48 @@ def _why(plan: PlanFacts) -> list[str]:
 
 def _reason(plan: PlanFacts, reason: Reason) -> tuple[str, ...]:
     here = plan.placement[reason.layer]
-    bound_by = "moving data" if reason.transfer_bound else "computing"
+    bound_by = BOUND_BY["communication" if reason.transfer_bound else "compute"]
     cheapest = sorted(reason.elsewhere.items(), key=lambda move: move[1])[:3]
     moves = [f"{name} {against(other, plan.cost_usd_per_million_samples)}" for name, other in cheapest]
     ruled_out = [r.name for r in plan.resources if r.name not in reason.elsewhere and r.name != here]
     if ruled_out and len(moves) < 3:
         moves.append(f"{', '.join(ruled_out[: 3 - len(moves)])}: cannot, or too slow")
-    return (short(reason.layer), here, bound_by, "; ".join(moves))
+    together = "with what shares its table: " if reason.bound else ""
+    return (short(reason.layer), here, bound_by, together + "; ".join(moves))
 
 
 def _alternatives(plan: PlanFacts) -> list[str]:
     if not plan.alternatives:
         return []
-    order = sorted(plan.alternatives.items(), key=lambda item: _cost(item[1]))
     rows = [("instead", "$/million", "against this", "samples/s", "$/h")]
-    for name, other in order:
+    for name, other in sorted(plan.alternatives.items(), key=lambda item: _cost(item[1])):
         if not other.feasible:
             rows.append((name, "-", "cannot reach the floor", "-", "-"))
             continue
-        rows.append(
-            (
-                name,
-                f"{_cost(other):.4g}",
-                against(_cost(other), plan.cost_usd_per_million_samples),
-                rate(other.throughput_samples_per_s or 0),
-                f"{other.price_usd_per_h or 0:.4g}",
-            )
-        )
+        compared = against(_cost(other), plan.cost_usd_per_million_samples)
+        reached, price = other.throughput_samples_per_s or 0.0, other.price_usd_per_h or 0.0
+        rows.append((name, dollars(_cost(other)), compared, rate(reached), dollars(price)))
     return align(rows, right=(1, 3, 4))
 
 
 def _notes(plan: PlanFacts) -> list[str]:
-    return [line for note in plan.notes[:MAX_NOTES] for line in textwrap.wrap(f"note: {note}", COLUMNS)]
+    lines = _wrapped([f"note: {note}" for note in plan.notes])
+    if len(lines) <= MAX_NOTE_LINES:
+        return lines
+    return [*lines[: MAX_NOTE_LINES - 1], f"and {len(lines) - MAX_NOTE_LINES + 1} more lines of notes in the plan"]
 
 
 def _cost(other: Alternative) -> float:
     return float("inf") if other.cost_usd_per_million_samples is None else other.cost_usd_per_million_samples
+
+
+def _wrapped(texts: Sequence[str]) -> list[str]:
+    return [line for text in texts for line in textwrap.wrap(text, COLUMNS, break_on_hyphens=False)]
+
+
+def _clipped(lines: Sequence[str]) -> list[str]:
+    """Long names of layers and types end in dots rather than in a second line."""
+    return [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 3]}..." for line in lines]
 
 
 def _head_and_tail(items: list[tuple[int, Stage]], most: int) -> list[tuple[int, Stage] | int]:

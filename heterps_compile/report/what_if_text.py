@@ -59,6 +59,8 @@ def _table(base: PlanFacts, changed: PlanFacts) -> list[str]:
         ("samples/s", base.throughput_samples_per_s, changed.throughput_samples_per_s, rate),
     ):
         rows.append((name, written(before), written(after), _difference(before, after)))
+    if base.samples and changed.samples:
+        rows.append(_training(base, changed))
     rows.append(("reaches the floor", _yes(base.feasible), _yes(changed.feasible), ""))
     types = [r.name for r in changed.resources if base.provision.get(r.name) or changed.provision.get(r.name)]
     rows += [
@@ -67,6 +69,11 @@ def _table(base: PlanFacts, changed: PlanFacts) -> list[str]:
     ]
     rows.append(_counts("stages", len(base.stages), len(changed.stages)))
     return align(rows, right=(1, 2, 3))
+
+
+def _training(base: PlanFacts, changed: PlanFacts) -> tuple[str, str, str, str]:
+    before, after = (plan.cost_usd_per_million_samples * (plan.samples or 0.0) / 1e6 for plan in (base, changed))
+    return "whole training", usd(before), usd(after), _difference(before, after)
 
 
 def _counts(name: str, before: int, after: int) -> tuple[str, str, str, str]:
