@@ -122,6 +122,12 @@ class CostModel:
         """The same problem with other limits, to ask what binds."""
         return replace(self, limit=limit)
 
+    def with_memory(self, types: Bools) -> CostModel:
+        """The same problem with all the memory one may want on the marked ``types`` (T,)."""
+        terms = self.terms.copy()
+        terms[:, types, len(TERMS) + 2 :] = 0.0
+        return replace(self, terms=terms)
+
     def stretch(self, num_stages: Floats | float) -> Floats:
         """Time per sample of a pipeline over that of its slowest stage; 1 in paper mode."""
         stages = np.asarray(num_stages, dtype=np.float64)

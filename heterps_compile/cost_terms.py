@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_compile.cluster import Cluster
-from heterps_compile.costs import CostLayer, CostTable
+from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError, PlanError
 from heterps_compile.plan_facts import PlanFacts
 
@@ -131,12 +131,12 @@ def full_terms(costs: CostTable, cluster: Cluster, full: FullMode) -> tuple[Floa
         trained = layer.parameter_bytes + layer.state_bytes
         if full.has("pull-push"):
             terms[position, :, 5] = BOTH_WAYS * layer.touched_bytes_per_sample * own_s
-        if full.has("all-reduce") and not is_table(layer):
+        if full.has("all-reduce") and not layer.is_table:
             terms[position, :, 4] = BOTH_WAYS * layer.parameter_bytes * own_s / costs.batch_size
         if full.has("memory"):
             held = costs.batch_size * layer.output_bytes_per_sample
-            terms[position, :, 6] = 0.0 if is_table(layer) else trained / memory
-            terms[position, :, 7] = (held + (trained if is_table(layer) else 0.0)) / memory
+            terms[position, :, 6] = 0.0 if layer.is_table else trained / memory
+            terms[position, :, 7] = (held + (trained if layer.is_table else 0.0)) / memory
     terms[~allowed] = 0.0
     return terms, allowed
 
@@ -151,11 +151,6 @@ def boundaries(costs: CostTable, cluster: Cluster, full: FullMode) -> Boundaries
         link_s_per_byte=np.array([[1.0 / link.bandwidth_bytes_per_s for link in row] for row in links]),
         latency_s_per_sample=on * per_sample * np.array([[link.latency_s for link in row] for row in links]),
     )
-
-
-def is_table(layer: CostLayer) -> bool:
-    """Whether the parameters of a layer are rows that are looked up: then replicas share them, row by row."""
-    return layer.kind == "embedding"
 
 
 def cut_bytes(costs: CostTable) -> Floats:

@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from heterps_compile.cluster import Cluster, ResourceType, unique_names
-from heterps_compile.errors import FileFormatError
+from heterps_compile.errors import FileFormatError, OptionError
 from heterps_compile.fields import Record, describe, parse, read_file
 from heterps_compile.graph import Edge
 
 CostSource = Literal["given", "measured", "estimated"]
 SOURCES: tuple[CostSource, ...] = ("given", "measured", "estimated")
+OPTIMIZER_SLOTS: Mapping[str, int] = {
+    "sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2,
+}  # fmt: skip
+"""Values that an optimizer keeps per parameter (torch.optim; SGD with momentum is called momentum)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +59,11 @@ class CostLayer:
     input_bytes_per_sample: float = 0.0
     output_bytes_per_sample: float = 0.0
     intensity_flop_per_byte: float = 0.0
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its parameters are rows that are looked up: then replicas share them, row by row."""
+        return self.kind == "embedding"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +143,20 @@ class CostTable:
         for other in others:
             merged = _merge_two(merged, other)
         return merged
+
+    def trained_with(self, optimizer: str) -> CostTable:
+        """The same table with the ``state_bytes`` of an optimizer: its slots, and a gradient except for table rows.
+
+        Raises :class:`OptionError` for an optimizer it does not know.
+        """
+        if optimizer not in OPTIMIZER_SLOTS:
+            raise OptionError(f"optimizer is {optimizer!r} (allowed: {', '.join(OPTIMIZER_SLOTS)})")
+        slots = OPTIMIZER_SLOTS[optimizer]
+        layers = tuple(
+            replace(layer, state_bytes=layer.parameter_bytes * (slots + (0 if layer.is_table else 1)))
+            for layer in self.layers
+        )
+        return replace(self, layers=layers)
 
     def scaled(self, batch_size: int) -> CostTable:
         """The same table for another batch size, times taken as proportional to it."""

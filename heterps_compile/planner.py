@@ -26,7 +26,7 @@ from heterps_compile.graph import Edge, LayerGraph
 from heterps_compile.options import Options, ProfileMode
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.trace import Trace
-from heterps_compile.planning import Request, plan_costs
+from heterps_compile.planning import Mode, Request, plan_costs
 from heterps_compile.plans import Plan
 
 
@@ -41,23 +41,31 @@ def plan(
     pin: Mapping[str, str] | None = None,
     replicas: Mapping[str, int] | None = None,
     profile: ProfileMode = "auto",
+    optimizer: str = "adam",
+    mode: Mode = "full",
+    microbatches: int = 8,
+    samples: float | None = None,
 ) -> Plan:
     """Plan ``model(*example_inputs)`` for ``cluster`` (:func:`this_machine` by default).
 
     ``min_throughput`` is in samples per second. Where it is out of reach the plan has ``feasible=False`` and holds the
-    best that can be reached, with what binds. Raises :class:`OptionError`, :class:`FileFormatError`, and
+    best that can be reached, with what binds. ``optimizer`` (of ``OPTIMIZER_SLOTS``) says how much memory training
+    takes, ``samples`` how many samples it sees in all; see :class:`Request` for the rest. Raises :class:`OptionError`, :class:`FileFormatError`, and
     :class:`InfeasibleError` when nothing fits the limits at any throughput.
     """
     given = {"cluster": cluster, "min_throughput": min_throughput, "policy": policy, "seed": seed, "profile": profile}
     options = Options.parse({**given, "pin": pin or {}, "replicas": replicas or {}})
     fleet = options.cluster or this_machine()
-    costs = model_costs(model, example_inputs, fleet, options.profile)
+    costs = model_costs(model, example_inputs, fleet, options.profile).trained_with(optimizer)
     request = Request(
         min_throughput=options.min_throughput,
         policy=options.policy,
         seed=options.seed,
         pin=options.pin,
         replicas=options.replicas,
+        mode=mode,
+        microbatches=microbatches,
+        samples=samples,
     )
     return plan_costs(costs, fleet, request)
 

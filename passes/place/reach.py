@@ -1,8 +1,8 @@
 """The highest throughput within the limits, and what stands in the way of more.
 
 Enters: a cost model whose floor is out of reach. Leaves: the cheapest placement at the best reachable throughput (to
-one part in a million), and one line per limit that binds. A floor is out of reach if the limits are too low, or if the
-serial part of a layer takes longer than the floor allows, however many units there are.
+one part in a million), and one line per limit or memory that binds. A floor is out of reach if these are too low, or if the serial
+part of a layer takes longer than the floor allows, however many units there are.
 """
 
 from __future__ import annotations
@@ -74,17 +74,27 @@ def _at(model: CostModel, time_s: float) -> CostModel:
 
 
 def _binds(model: CostModel, deadline: float) -> tuple[str, ...]:
-    """The limits that, lifted alone, make the floor reachable, else all of them together, else the serial part."""
-    without = []
+    """What, lifted alone, makes the floor reachable: a limit or a memory; else several of them, else the serial part."""
+
+    def reachable(changed: CostModel) -> bool:
+        return exact(changed, time_limit_s=_left(deadline), first=True).chosen is not None
+
+    found = []
+    every = np.ones(model.num_types, dtype=bool)
     for index, name in enumerate(model.types):
-        limit = np.where(np.arange(model.num_types) == index, np.inf, model.limit)
-        if exact(model.with_limits(limit), time_limit_s=_left(deadline), first=True).chosen is not None:
-            without.append(f"limit of {name} ({int(model.limit[index])})")
-    if without:
-        return tuple(without)
+        this = np.arange(model.num_types) == index
+        if reachable(model.with_limits(np.where(this, np.inf, model.limit))):
+            found.append(f"limit of {name} ({int(model.limit[index])})")
+        elif model.full is not None and reachable(model.with_memory(this)):
+            found.append(f"memory of {name}")
+    if found:
+        return tuple(found)
+    names = ", ".join(model.types)
     free = model.with_limits(np.full(model.num_types, np.inf))
-    if exact(free, time_limit_s=_left(deadline), first=True).chosen is not None:
-        return (f"the limits of {', '.join(model.types)} together",)
+    if reachable(free):
+        return (f"the limits of {names} together",)
+    if model.full is not None and reachable(free.with_memory(every)):
+        return (f"the memory of {names} together",)
     return (_slowest_layer(model),)
 
 
