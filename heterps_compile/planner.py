@@ -50,8 +50,9 @@ def plan(
 
     ``min_throughput`` is in samples per second. Where it is out of reach the plan has ``feasible=False`` and holds the
     best that can be reached, with what binds. ``optimizer`` (of ``OPTIMIZER_SLOTS``) says how much memory training
-    takes, ``samples`` how many samples it sees in all; see :class:`Request` for the rest. Raises :class:`OptionError`, :class:`FileFormatError`, and
-    :class:`InfeasibleError` when nothing fits the limits at any throughput.
+    takes, ``samples`` how many samples it sees in all; see :class:`Request` for the rest. Raises
+    :class:`OptionError`, :class:`FileFormatError`, and :class:`InfeasibleError` when nothing fits the limits at any
+    throughput.
     """
     given = {"cluster": cluster, "min_throughput": min_throughput, "policy": policy, "seed": seed, "profile": profile}
     options = Options.parse({**given, "pin": pin or {}, "replicas": replicas or {}})

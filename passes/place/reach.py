@@ -1,8 +1,8 @@
 """The highest throughput within the limits, and what stands in the way of more.
 
 Enters: a cost model whose floor is out of reach. Leaves: the cheapest placement at the best reachable throughput (to
-one part in a million), and one line per limit or memory that binds. A floor is out of reach if these are too low, or if the serial
-part of a layer takes longer than the floor allows, however many units there are.
+one part in a million), and one line per limit or memory that binds. A floor is out of reach if these are too low, or if
+the serial part of a layer takes longer than the floor allows, however many units there are.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _at(model: CostModel, time_s: float) -> CostModel:
 
 
 def _binds(model: CostModel, deadline: float) -> tuple[str, ...]:
-    """What, lifted alone, makes the floor reachable: a limit or a memory; else several of them, else the serial part."""
+    """What, lifted alone, makes the floor reachable: a limit or a memory; else several, else the serial part."""
 
     def reachable(changed: CostModel) -> bool:
         return exact(changed, time_limit_s=_left(deadline), first=True).chosen is not None
