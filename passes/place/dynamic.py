@@ -7,15 +7,25 @@ only.
 
     best[j, t]  = min over i < j of  enter[i, t] + weight_t * units(layers i..j-1 on t)
     enter[i, t] = min over s != t of best[i, s]
+
+Most starts i can be left out: one that no type enters cheaper than a later start never wins, as the later start's
+stages are shorter; and a stage that is too long for the time, or for the limit of its type, stays so. Units are
+computed for ``BLOCK`` ends at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_compile.cost_model import CostModel, Floats, Ints, units_needed, whole_units
+from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, fewest_units, units_needed
+
+Units = Callable[[Floats, float], Floats]
+
+BLOCK = 24
+"""Ends per block: larger ones call numpy less often and drop starts later (12 to 48 are equal within a tenth)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +35,63 @@ class Cheapest:
     value: float
     chosen: Ints | None
     fractional: float
-    """The same least value for units that need not be whole nor reach one: a lower bound."""
+    """The same least value for units that need not be whole nor reach one: a lower bound (0 if it was not asked)."""
 
 
-def cheapest(model: CostModel, prefix: Floats, time_s: float, weight: Floats, bound_weight: Floats) -> Cheapest:
-    """One pass for whole units with ``weight`` and for fractional units with ``bound_weight``, both (T,) per unit."""
+def cheapest(model: CostModel, prefix: Floats, time_s: float, weight: Floats, bound_weight: Floats | None) -> Cheapest:
+    """One pass for whole units with ``weight``, one for fractional units with ``bound_weight``, both (T,) per unit."""
+    best, source = _chain(model, prefix, time_s, weight, fewest_units)
+    value = float(best[-1].min())
+    if not np.isfinite(value):
+        return Cheapest(np.inf, None, np.inf)
+    fractional = 0.0
+    if bound_weight is not None:
+        fractional = float(_chain(model, prefix, time_s, bound_weight, units_needed)[0][-1].min())
+    return Cheapest(value, _backtrack(best, source), fractional)
+
+
+def _chain(model: CostModel, prefix: Floats, time_s: float, weight: Floats, units_of: Units) -> tuple[Floats, Ints]:
+    """``best`` and the start of the stage that reaches it, both (L + 1, T)."""
     length, types = model.num_layers, model.num_types
     best = np.full((length + 1, types), np.inf)
-    fractional = np.full((length + 1, types), np.inf)
-    enter, enter_fractional = np.full((2, length + 1, types), np.inf)
-    enter[0] = enter_fractional[0] = 0.0
+    enter = np.full((types, length + 1), np.inf)
+    enter[:, 0] = 0.0
     source = np.zeros((length + 1, types), dtype=np.int64)
-    columns = np.arange(types)
-    blocked = blocked_before(model)
-    earliest = 0
-    for end in range(1, length + 1):
-        needed = units_needed(prefix[end] - prefix[earliest:end], time_s)
-        needed[blocked[end] > np.arange(earliest, end)[:, None]] = np.inf
-        whole = enter[earliest:end] + weight * whole_units(needed)
-        source[end] = np.argmin(whole, axis=0)
-        best[end] = whole[source[end], columns]
-        source[end] += earliest
-        fractional[end] = np.min(enter_fractional[earliest:end] + bound_weight * needed, axis=0)
-        enter[end], enter_fractional[end] = other_minimum(best[end]), other_minimum(fractional[end])
-        reachable = np.isfinite(needed).any(axis=1)
-        if not reachable.any():
-            return Cheapest(np.inf, None, np.inf)
-        earliest += int(np.argmax(reachable))  # a stage that is too long stays too long
-    value = float(best[length].min())
-    chosen = _backtrack(best, source) if np.isfinite(value) else None
-    return Cheapest(value, chosen, float(fractional[length].min()))
+    columns = np.ascontiguousarray(prefix.transpose(2, 1, 0))
+    blocked, rows = blocked_before(model).T, np.arange(types)
+    starts = np.zeros(1, dtype=np.int64)
+    for begin in range(0, length, BLOCK):
+        ends = np.arange(begin + 1, min(begin + BLOCK, length) + 1)
+        known = len(starts)
+        starts = np.concatenate([starts, ends])
+        terms = (columns[:, :, ends, None] - columns[:, :, None, starts]).transpose(1, 2, 3, 0)
+        units = units_of(terms, time_s)
+        units[(units > model.limit[:, None, None]) | (blocked[:, ends, None] > starts)] = np.inf
+        total = weight[:, None, None] * units
+        for turn, end in enumerate(range(begin + 1, begin + 1 + len(ends))):
+            reached = enter[:, starts[: known + turn]] + total[:, turn, : known + turn]
+            index = reached.argmin(axis=1)
+            best[end], source[end] = reached[rows, index], starts[index]
+            _enter(best[end], enter[:, end])
+        starts = starts[_useful(enter[:, starts], np.isfinite(units[:, -1]))]
+        if not len(starts):
+            break
+    return best, source
+
+
+def _useful(enter: Floats, alive: Bools) -> Bools:
+    """Which starts a later end may still want: for some type not too long, and entered cheaper than all later ones."""
+    later = np.full_like(enter, np.inf)
+    later[:, :-1] = np.minimum.accumulate(enter[:, :0:-1], axis=1)[:, ::-1]
+    useful: Bools = (alive & np.isfinite(enter) & (enter < later)).any(axis=0)
+    return useful
+
+
+def _enter(best: Floats, enter: Floats) -> None:
+    """Fill ``enter`` with the least of the other types' values: the least, and for its own type the second."""
+    index = int(best.argmin())
+    enter[:] = best[index]
+    enter[index] = min(best[:index].min(initial=np.inf), best[index + 1 :].min(initial=np.inf))
 
 
 def blocked_before(model: CostModel) -> Ints:

@@ -1,9 +1,10 @@
 """The cheapest stages at a fixed time per sample when limits bind: several stages share the units of one type.
 
-Enters: a cost model and a time. Leaves: the least price per hour, or a proven lower bound of it, and a placement. Three
-methods, each used only if the one before did not prove its answer: Lagrange multipliers on the limits (a bound, often a
-placement), labels (price and units used per type; exact, as long as few labels survive), and the mixed-integer
-programme of ``milp.py`` if scipy is installed.
+Enters: a cost model, a time and what is wanted. Leaves: the least price per hour, or a proven lower bound of it, and
+placements. Three methods, each used only if the one before did not prove what is wanted: Lagrange multipliers on the
+limits (a bound, often a placement), labels (price and units used per type; exact, as long as few labels survive), and
+the mixed-integer programme of ``milp.py`` if scipy is installed. The last two see only stages that, completed at the
+least Lagrangian price, could still be part of something cheap enough.
 """
 
 from __future__ import annotations
@@ -14,61 +15,112 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, fewest_units
-from heterps_compile.passes.place.dynamic import blocked_before, cheapest, other_minimum
-from heterps_compile.passes.place.milp import milp_within_limits
+from heterps_compile.passes.place.dynamic import blocked_before, other_minimum
+from heterps_compile.passes.place.milp import Solved, milp_within_limits
+from heterps_compile.passes.place.staged import cheapest
+from heterps_compile.passes.place.staged_milp import milp_staged
 from heterps_compile.provision import Stages
 
-MULTIPLIER_ROUNDS = 40
+FIRST_ROUNDS, ROUNDS = 40, 12
+"""Rounds of the multipliers while no plan is known, and after that, when they start from those of a time nearby."""
+SETTLED = 1e-4
+"""Steps that aim at less than this part of the bound end the ascent."""
 FEW_LABELS, MANY_LABELS = 150, 3000
 """Labels kept per (cut, type), before the mixed-integer programme is asked and when there is none."""
-MAX_LABEL_LAYERS = 120
+MAX_LABEL_LAYERS = 250
 EQUAL = 1 - 1e-12
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What the caller needs: a price per hour below ``price``, or the proof that there is none.
+
+    ``thorough`` allows labels and the mixed-integer programme. ``multipliers`` (T,) are where to start.
+    """
+
+    price: float
+    thorough: bool
+    multipliers: Floats
+    deadline: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Limited:
-    """``bound`` USD/h that no placement at this time undercuts (inf: none fits); ``exact`` if ``chosen`` reaches it."""
+    """``bound`` USD/h that no placement at this time undercuts (inf: none fits); ``exact`` if ``chosen`` reaches it.
+
+    Where nothing is below the price that was wanted, that price is the bound. ``fitting`` are placements within the
+    limits, and ``rounds`` counts runs of the dynamic programme.
+    """
 
     chosen: Ints | None
     bound: float
     exact: bool
     multipliers: Floats
+    fitting: tuple[Ints, ...]
+    rounds: int
 
 
 @dataclass(slots=True)
 class _Search:
     """Best placement within the limits and the best bound so far, at one time per sample."""
 
-    chosen: Ints | None
-    price: float
-    bound: float
     multipliers: Floats
+    cutoff: float
+    chosen: Ints | None = None
+    price: float = float("inf")
+    bound: float = 0.0
+    fitting: tuple[Ints, ...] = ()
+    rounds: int = 0
 
-    def result(self, bound: float, exact: bool) -> Limited:
-        return Limited(self.chosen, bound, exact, self.multipliers)
+    @property
+    def below(self) -> float:
+        """A price per hour that is still worth to undercut."""
+        return min(self.price, self.cutoff)
+
+    @property
+    def done(self) -> bool:
+        """Whether the bound proves the placement cheapest, or that nothing is cheap enough."""
+        return self.bound >= self.below * EQUAL
+
+    def result(self) -> Limited:
+        bound = self.price if self.price * EQUAL <= self.bound else self.bound
+        return Limited(
+            chosen=self.chosen,
+            bound=bound,
+            exact=self.chosen is not None and bound == self.price,
+            multipliers=self.multipliers,
+            fitting=self.fitting,
+            rounds=self.rounds,
+        )
 
 
-def cheapest_within_limits(model: CostModel, prefix: Floats, time_s: float, deadline: float) -> Limited:
+def cheapest_within_limits(model: CostModel, prefix: Floats, time_s: float, wanted: Wanted) -> Limited:
     """The least price per hour of stages at most ``time_s`` slow, with the units of each type within its limit."""
-    search = _relax(model, prefix, time_s, deadline)
-    if search.price * EQUAL <= search.bound or not np.isfinite(search.bound):
-        return search.result(search.bound, exact=search.chosen is not None)
-    if model.num_layers > MAX_LABEL_LAYERS:
-        return search.result(search.bound, exact=False)
-    units = stage_units(model, prefix, time_s)
-    if _labels(model, units, search, deadline, FEW_LABELS):
-        return search.result(search.price, exact=search.chosen is not None)
-    solved = milp_within_limits(model, units, deadline)
+    search = _relax(model, prefix, time_s, wanted)
+    late = time.monotonic() > wanted.deadline
+    if search.done or not wanted.thorough or late or model.num_layers > MAX_LABEL_LAYERS:
+        return search.result()
+    if model.between is not None:  # what follows knows a stage by its layers and type, not by its neighbours
+        solved = milp_staged(model, prefix, time_s, search.below, wanted.deadline)
+        return search.result() if solved is None else _settled(search, solved)
+    units = promising(model, stage_units(model, prefix, time_s), search)
+    if _labels(model, units, search, wanted.deadline, FEW_LABELS):
+        return search.result()
+    solved = milp_within_limits(model, units, wanted.deadline)
     if solved is None:
-        proven = _labels(model, units, search, deadline, MANY_LABELS)
-        return search.result(search.price if proven else search.bound, exact=proven and search.chosen is not None)
-    if solved.infeasible:
-        return search.result(float("inf"), exact=False)
+        _labels(model, units, search, wanted.deadline, MANY_LABELS)
+        return search.result()
+    return _settled(search, solved)
+
+
+def _settled(search: _Search, solved: Solved) -> Limited:
+    """The search with what a programme found and proved."""
     if solved.chosen is not None and solved.price < search.price:
         search.chosen, search.price = solved.chosen, solved.price
-    if solved.optimal:
-        return search.result(search.price, exact=True)
-    return search.result(max(search.bound, solved.bound), exact=False)
+        search.fitting = (*search.fitting, solved.chosen)
+    proven = search.below if solved.infeasible or solved.optimal else min(solved.bound, search.below)
+    search.bound = max(search.bound, proven)
+    return search.result()
 
 
 def usage_of(model: CostModel, chosen: Ints, time_s: float) -> Floats:
@@ -91,34 +143,80 @@ def stage_units(model: CostModel, prefix: Floats, time_s: float) -> Floats:
     return units
 
 
-def _relax(model: CostModel, prefix: Floats, time_s: float, deadline: float) -> _Search:
-    """Subgradient ascent on the multipliers of the limits; deterministic."""
-    price = model.price_usd_per_h
-    search = _Search(None, float("inf"), 0.0, np.zeros(model.num_types))
-    current = np.zeros(model.num_types)
+def promising(model: CostModel, units: Floats, search: _Search) -> Floats:
+    """``units`` without the stages that no placement cheap enough contains, by the multipliers' bound."""
+    weights = (model.price_usd_per_h + search.multipliers)[None]
+    relief = _relief(model, search.multipliers)
+    after = _to_go(units, weights)[:, 0]
+    before = _to_go(units[::-1, ::-1].transpose(1, 0, 2), weights)[::-1, 0]
+    with np.errstate(invalid="ignore"):
+        through = before[:, None] + weights[0] * units + after[None] - relief
+    return np.where(through < search.below, units, np.inf)
+
+
+def _relief(model: CostModel, multipliers: Floats) -> float:
+    """What the multipliers add to the price of a placement that uses every limited type up."""
+    return float(multipliers @ np.where(multipliers > 0, model.limit, 0.0))  # without a limit there is no multiplier
+
+
+def _relax(model: CostModel, prefix: Floats, time_s: float, wanted: Wanted) -> _Search:
+    """Subgradient ascent on the multipliers of the limits, deterministic; a unit of each type is measured in its price.
+
+    Each step aims at a bound ``reach`` above the best (Polyak's step); a step that does not get half of it is taken
+    back and ``reach`` halved, one that does doubles it (Goffin and Kiwiel's level method).
+    """
+    price = np.maximum(model.price_usd_per_h, 1e-9)
+    search = _Search(multipliers=wanted.multipliers, cutoff=wanted.price)
+    current, over, reach = wanted.multipliers, _look(model, prefix, time_s, search, wanted.multipliers), 0.0
+    if wanted.multipliers.any() and not search.done:
+        current, over = _better(model, prefix, time_s, search, over)
+    rounds = ROUNDS if np.isfinite(wanted.price) else FIRST_ROUNDS
+    while not search.done and search.rounds < rounds and time.monotonic() < wanted.deadline:
+        step = price * np.where((over < 0) & (search.multipliers == 0), 0.0, over)  # a multiplier stays above zero
+        norm = float(step @ step)
+        if norm == 0:
+            break
+        most = min(search.below - search.bound, float(np.maximum(step, 0).sum()) or float(np.abs(step).sum()))
+        reach = min(reach, search.below - search.bound) or most
+        current = np.maximum(search.multipliers + reach / norm * price * step, 0.0)
+        before = search.bound
+        seen = _look(model, prefix, time_s, search, current)
+        if search.bound > before:
+            over = seen
+        reach *= 2.0 if search.bound > before + reach / 2 else 0.5
+        if reach < search.bound * SETTLED:
+            break
+    return search
+
+
+def _better(model: CostModel, prefix: Floats, time_s: float, search: _Search, over: Floats) -> tuple[Floats, Floats]:
+    """Without multipliers, if that bounds more than those that the search came with."""
+    before = search.bound
+    none = np.zeros(model.num_types)
+    without = _look(model, prefix, time_s, search, none)
+    return (none, without) if search.bound > before else (search.multipliers, over)
+
+
+def _look(model: CostModel, prefix: Floats, time_s: float, search: _Search, multipliers: Floats) -> Floats:
+    """Run the programme once, keep the bound and the placement, and return how far over the limits it is."""
     limited = np.isfinite(model.limit)
     limit = np.where(limited, model.limit, 0.0)
-    scale = float(price.max()) or 1.0
-    for turn in range(MULTIPLIER_ROUNDS):
-        result = cheapest(model, prefix, time_s, price + current, price)
-        if result.chosen is None:
-            search.bound = float("inf")
-            return search
-        usage = usage_of(model, result.chosen, time_s)
-        over = np.where(limited, usage - limit, 0.0)
-        bound = result.value - float(current @ limit)
-        if bound > search.bound or turn == 0:
-            search.bound, search.multipliers = bound, current.copy()
-        if (over <= 0).all() and float(price @ usage) < search.price:
-            search.chosen, search.price = result.chosen, float(price @ usage)
-        if search.price * EQUAL <= search.bound or time.monotonic() > deadline:
-            return search
-        norm = float(over @ over)
-        if norm == 0:
-            return search
-        target = search.price if np.isfinite(search.price) else bound + scale * float(np.maximum(over, 0).sum())
-        current = np.maximum(current + max(target - bound, 1e-9 * scale) * over / norm * 0.95**turn, 0.0)
-    return search
+    result = cheapest(model, prefix, time_s, model.price_usd_per_h + multipliers, None)
+    search.rounds += 1
+    if result.chosen is None:
+        search.bound = float("inf")
+        return np.zeros(model.num_types)
+    usage = usage_of(model, result.chosen, time_s)
+    over: Floats = np.where(limited, usage - limit, 0.0)
+    bound = result.value - float(multipliers @ limit)
+    if bound > search.bound:
+        search.bound, search.multipliers = bound, multipliers
+    if (over <= 0).all():
+        search.fitting = (*search.fitting, result.chosen)
+        price = float(model.price_usd_per_h @ usage)
+        if price < search.price:
+            search.chosen, search.price = result.chosen, price
+    return over
 
 
 @dataclass(slots=True)
@@ -133,10 +231,10 @@ class _Labels:
 def _labels(model: CostModel, units: Floats, search: _Search, deadline: float, most: int) -> bool:
     """Improve ``search`` to the optimum within the limits; False when too many labels survive or time runs out."""
     cuts, types = model.num_layers + 1, model.num_types
-    price, limit, lagrange = model.price_usd_per_h, model.limit, search.multipliers
+    price, lagrange = model.price_usd_per_h, search.multipliers
     weights = np.concatenate([(price + lagrange)[None], np.eye(types)])
     leave = _to_go(units, weights)
-    relief = float(lagrange @ np.where(lagrange > 0, limit, 0.0))  # a type without a limit has no multiplier
+    relief = _relief(model, lagrange)
     buckets: list[list[list[_Labels]]] = [[[] for _ in range(types)] for _ in range(cuts)]
     done: list[list[_Labels | None]] = [[None] * types for _ in range(cuts)]
     root = _Labels(np.zeros(1), np.zeros((1, types)), np.full((1, 3), -1))
@@ -157,7 +255,8 @@ def _labels(model: CostModel, units: Floats, search: _Search, deadline: float, m
             index = int(np.argmin(labels.price))
             search.price = float(labels.price[index])
             search.chosen = _trace_back(done, labels.parent[index], cuts - 1, kind)
-    search.bound = search.price
+            search.fitting = (*search.fitting, search.chosen)
+    search.bound = max(search.bound, search.below)
     return True
 
 
@@ -182,7 +281,7 @@ def _extend(
     usage[:, :, target] += added[ends]
     after = leave[ends + cut + 1, :, target]
     bound = price + usage @ search.multipliers + after[:, 0] - relief
-    keep: Bools = (bound < search.price * EQUAL) & (usage + after[:, 1:] <= model.limit).all(axis=2)
+    keep: Bools = (bound < search.below * EQUAL) & (usage + after[:, 1:] <= model.limit).all(axis=2)
     for column, end in enumerate(ends.tolist()):
         rows = np.flatnonzero(keep[:, column])
         if len(rows):
