@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from heterps_compile.cli.factory import FORM, UsageError
+from heterps_compile.costs import OPTIMIZER_SLOTS
 from heterps_compile.errors import HeterpsWarning
 from heterps_compile.options import POLICIES
 
 if TYPE_CHECKING:
     from heterps_compile.cluster import Cluster, ResourceType
-    from heterps_compile.planning import Request
+    from heterps_compile.planning import Mode, Request
 
 NUM_POINTS = 14
 
@@ -43,6 +44,11 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
         help="resource types with prices and limits; default: this machine, or those in COSTS",
     )
     command.add_argument("--spot", action="store_true", help="every type at its spot price")
+    command.add_argument(
+        "--optimizer",
+        choices=tuple(OPTIMIZER_SLOTS),
+        help="full mode: whose state takes memory; default: adam for a model, what the table says for --costs",
+    )
     command.add_argument("--min-throughput", type=positive, metavar="R", help="samples per second to reach (the floor)")
     command.add_argument(
         "--pin",
@@ -97,7 +103,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
     for name in ("svg", "html"):
         if getattr(arguments, name) and not arguments.frontier:
             raise UsageError(f"--{name} draws cost against throughput", hint="give --frontier as well")
-    mode = arguments.mode or ("paper" if arguments.costs else "full")
+    mode: Mode = arguments.mode or ("paper" if arguments.costs else "full")
     if arguments.microbatches and mode != "full":
         raise UsageError("--microbatches has no part in the cost model as published", hint="give --mode full as well")
     return Request(

@@ -73,13 +73,14 @@ def _problem(arguments: argparse.Namespace) -> tuple[CostTable, Cluster | None]:
     """The table of costs, read or made from the model, and the cluster; None stands for the types of the table."""
     cluster = _read_cluster(arguments.cluster)
     if arguments.costs:
-        return _read_costs(arguments.costs), cluster
+        table = _read_costs(arguments.costs)
+        return table.trained_with(arguments.optimizer) if arguments.optimizer else table, cluster
     model, inputs = load(arguments.model)
     from heterps_compile.planner import model_costs, this_machine
 
     with working(f"looking at the layers of {arguments.model}"):
         fleet = cluster or this_machine()
-        return model_costs(model, inputs, fleet), fleet
+        return model_costs(model, inputs, fleet).trained_with(arguments.optimizer or "adam"), fleet
 
 
 def explain(arguments: argparse.Namespace) -> int:

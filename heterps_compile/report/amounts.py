@@ -5,6 +5,7 @@ Enters: plain numbers and plans. Leaves: short text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 NAME_COLUMNS = 34
@@ -16,8 +17,11 @@ def usd(amount: float) -> str:
 
 
 def dollars(amount: float) -> str:
-    """The same without the sign, for columns that have it in their head."""
-    return f"{amount:,.2f}" if amount >= 1 else f"{amount:.4g}"
+    """The same without the sign, for columns that have it in their head: cents, or four digits of less than one."""
+    if amount >= 1 or amount <= 0:
+        return f"{amount:,.2f}"
+    whole, digits = f"{amount:.{3 - math.floor(math.log10(amount))}f}".split(".")
+    return f"{whole}.{digits.rstrip('0').ljust(2, '0')}"
 
 
 def rate(samples_per_s: float) -> str:

@@ -97,7 +97,9 @@ def _rent(plan: PlanFacts) -> list[str]:
 def _stages(plan: PlanFacts) -> list[str]:
     """Which layers run where, in order; a unit is busy for the part of the time that its stage needs."""
     known = any(stage.memory_bytes for stage in plan.stages)
-    rows = [("stage", "runs on", "could do/s", "busy", "memory/unit", "limited by", "layers, in order")]
+    rows: list[tuple[str, ...]] = [
+        ("stage", "runs on", "could do/s", "busy", "memory/unit", "limited by", "layers, in order")
+    ]
     for entry in _head_and_tail(list(enumerate(plan.stages)), MAX_STAGES):
         if isinstance(entry, int):
             rows.append(("...", f"{entry} more stages", "", "", "", "", ""))
