@@ -22,7 +22,7 @@ FOLDERS = {PACKAGE: PACKAGE, f"{PACKAGE}.passes": "passes", f"{PACKAGE}.kernels"
 
 DATA = ("fields", "catalog", "graph", "stage_graph", "cluster", "costs", "plan_facts", "plans", "options", "row_split")
 FACTS = ("fx", "cache", "calibrate")
-EQUATIONS = ("cost_model", "cost_terms", "spans", "provision")
+EQUATIONS = ("cost_model", "cost_terms", "spans", "provision", "static_ratio")
 ENGINE = ("runtime", "devices", "optim", "data", "models", "metrics", "report", "export")
 BELOW_PASSES = ("errors", *DATA, *FACTS, *EQUATIONS)
 """Parts of the package: the first folder or module below ``heterps_compile``. What is not named here is a face of the
