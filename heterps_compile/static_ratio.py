@@ -50,14 +50,12 @@ def sta_ratio(model: CostModel, chosen: Ints, box: Mapping[str, int] | None = No
     """
     stages = Stages.of(model, chosen[None])
     fewest = stages.fewest(model.slowest_s)
-    if not np.isfinite(fewest).all():
-        return None
     used = np.unique(stages.kind)
     ratio = _ratio(model, used, box)
     required = np.bincount(stages.kind, fewest, model.num_types)[used]
     boxes = float(np.max(np.floor((required - 1) / ratio + ROUNDING) + 1))  # the fewest: ceil(boxes * ratio) suffices
     rented = np.ceil(boxes * ratio - ROUNDING)
-    if (rented > model.limit[used]).any():
+    if (rented > model.limit[used]).any():  # also where no number of units is enough
         return None
     units = fewest.copy()
     for kind, count in zip(used, rented, strict=True):
@@ -142,7 +140,8 @@ def _ratio(model: CostModel, used: Ints, box: Mapping[str, int] | None) -> Float
     """Units of each used type in one box."""
     if box is None:
         limits: Floats = model.limit[used]
-        return limits / limits.min()
+        shape: Floats = limits / limits.min()
+        return shape
     names = [model.types[kind] for kind in used]
     for name in names:
         if box.get(name, 0) < 1:

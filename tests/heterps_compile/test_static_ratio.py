@@ -76,10 +76,10 @@ def test_the_box_can_be_given() -> None:
 
 
 def test_a_type_that_is_not_used_is_not_rented() -> None:
-    model, chosen = problem(table(("cpu", 0.1), ("cpu", 0.05)))
+    model, chosen = problem(table(("cpu", 0.1), ("cpu", 0.06)))
     made = sta_ratio(model, chosen)
     assert made is not None
-    assert made.units.tolist() == [15]
+    assert made.units.tolist() == [16]
 
 
 @pytest.mark.parametrize(("cores", "cards"), [(47, 10), (48, 7), (7, 3), (480, 32)])
@@ -99,7 +99,9 @@ def test_the_boxes_are_the_fewest_that_suffice_and_never_over_the_limit(cores: i
 def test_there_is_none_over_the_limits_or_past_what_units_can_do() -> None:
     assert sta_ratio(*problem(table(("cpu", 0.1), ("card", 0.33)))) is None
     assert sta_ratio(*problem(table(("cpu", 0.1), ("card", 0.32)))) is not None
-    assert sta_ratio(*problem(table(("cpu", 0.1), ("card", 0.02), serial=0.5))) is None
+    costs = table(("cpu", 0.1), ("card", 0.02), serial=0.5)
+    assert sta_ratio(*problem(costs)) is None
+    assert sta_ps_ratio(*problem(costs), costs, costs.resources[0]) is None
 
 
 def test_servers_hold_the_tables_and_serve_their_rows() -> None:
