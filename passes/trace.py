@@ -20,6 +20,7 @@ from itertools import pairwise
 from torch import fx
 
 from heterps_compile.errors import GraphError, OptionError
+from heterps_compile.fx.cut_order import Tensor, shorter
 from heterps_compile.fx.layers import describe_layers
 from heterps_compile.fx.lookups import parse_lookup
 from heterps_compile.fx.ops import CHEAP, is_random, mode_regions, op_kind, written
@@ -172,7 +173,20 @@ def _layers(facts: _Facts, options: Trace) -> list[list[int]]:
         if group in lookups and quotient.predecessors[group] <= early:
             early.add(group)
     first = {group: min(items) for group, items in quotient.members.items()}
-    return [sorted(quotient.members[g]) for g in quotient.order(lambda g: (g not in early, first[g]))]
+    order = quotient.order(lambda g: (g not in early, first[g]))
+    later = shorter(order[len(early) :], quotient.predecessors, _tensors(facts, quotient, early))
+    return [sorted(quotient.members[group]) for group in [*order[: len(early)], *later]]
+
+
+def _tensors(facts: _Facts, quotient: Quotient, early: set[int]) -> list[Tensor]:
+    """What crosses between the groups that may still change places; a look-up that runs first is no maker here."""
+    found = []
+    for node in facts.nodes:
+        maker = quotient.owner[facts.position[node]]
+        readers = {quotient.owner[facts.position[user]] for user in node.users if user in facts.position} - {maker}
+        if readers and maker not in early:
+            found.append(Tensor(maker, frozenset(readers), float(num_bytes(node))))
+    return found
 
 
 def _merge_lookups(

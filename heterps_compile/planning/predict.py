@@ -63,7 +63,7 @@ def predict(model: CostModel, cluster: Cluster, stages: tuple[Stage, ...]) -> Pr
         throughput_samples_per_s=throughput_samples_per_s(pipeline_s),
         price_usd_per_h=sum(cluster[name].price_usd_per_h * count for name, count in provisioned.items()),
         cost_usd_per_million_samples=float(model.bill(usage, pipeline_s)),
-        notes=_memory_notes(model, ragged, described, pipeline_s),
+        notes=_memory_notes(model, ragged, described),
     )
 
 
@@ -110,15 +110,15 @@ def _bound_by(terms: Floats, units: float) -> str:
     return "compute" if compute >= float(stage_time_s(terms, np.array(units))) else "communication"
 
 
-def _memory_notes(model: CostModel, ragged: Stages, stages: tuple[Stage, ...], pipeline_s: float) -> tuple[str, ...]:
-    """Units rented for memory alone: they are the parameter servers of a stage's tables."""
-    if model.full is None:
+def _memory_notes(model: CostModel, ragged: Stages, stages: tuple[Stage, ...]) -> tuple[str, ...]:
+    """Units beyond what the floor asks for, rented for memory: they are the parameter servers of a stage's tables."""
+    if model.full is None or model.min_throughput is None:
         return ()
     terms = ragged.terms.copy()
     terms[:, 6:] = 0.0
-    enough = fewest_units(terms, ragged.stage_limit_s(np.array([pipeline_s]) * (1 + 1e-9)))
+    enough = fewest_units(terms, ragged.stage_limit_s(np.array([model.slowest_s])))
     return tuple(
-        f"stage {index + 1} would compute with {int(count)} {stage.resource}; the other "
+        f"stage {index + 1} would reach the floor with {int(count)} {stage.resource}; the other "
         f"{stage.replicas - int(count)} are there to hold and serve its tables, shared row by row"
         for index, (stage, count) in enumerate(zip(stages, enough, strict=True))
         if stage.bound_by == "memory" and count < stage.replicas
