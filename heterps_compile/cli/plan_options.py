@@ -78,7 +78,13 @@ def _add_method(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--microbatches", type=count, metavar="N", help="full mode: pieces of a batch; default: 8")
     group.add_argument("--samples", type=positive, metavar="N", help="samples of the whole training, to price it")
-    group.add_argument("--time-limit", type=positive, default=60.0, metavar="S", help="seconds to search; default: 60")
+    group.add_argument(
+        "--time-limit",
+        type=positive,
+        default=60.0,
+        metavar="S",
+        help="seconds that each policy may search; default: 60",
+    )
 
 
 def _add_questions(group: argparse._ArgumentGroup) -> None:

@@ -6,7 +6,7 @@ Enters: plain numbers and plans. Leaves: short text.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 NAME_COLUMNS = 34
 
@@ -41,6 +41,14 @@ def units(provision: Mapping[str, int], last: str = " and ") -> str:
     """``50 cpu, 4 t4 and 1 v100``; ``last`` parts the last two."""
     *rest, final = [f"{count:,} {name}" for name, count in provision.items() if count] or ["nothing"]
     return last.join([", ".join(rest), final]) if rest else final
+
+
+def in_the_way(binds: Sequence[str]) -> str:
+    """What binds, in words: where there are several limits, lifting one is enough."""
+    limits = [bind for bind in binds if bind.startswith("limit of ")]
+    others = [bind for bind in binds if bind not in limits]
+    told = [f"{' or '.join(limits)} (raising one is enough)"] if len(limits) > 1 else limits
+    return "; ".join([*told, *others])
 
 
 def against(other: float, cost: float) -> str:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heterps_compile.report.amounts import against, dollars, rate, units, usd
+from heterps_compile.report.amounts import against, dollars, in_the_way, rate, units, usd
 from heterps_compile.report.chart import Mark, chart
 from heterps_compile.report.columns import align
 from heterps_compile.report.graph_table import human
@@ -36,7 +36,9 @@ def serves(plan: PlanFacts, asked: float | None) -> bool:
 
 def ending(end: PlanFacts) -> str:
     """What stands in the way of more than the fastest plan."""
-    return f"No plan is faster than {rate(end.throughput_samples_per_s)} samples/s. In the way: {'; '.join(end.binds)}."
+    return (
+        f"No plan is faster than {rate(end.throughput_samples_per_s)} samples/s. In the way: {in_the_way(end.binds)}."
+    )
 
 
 def _headline(plans: Sequence[PlanFacts]) -> list[str]:

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heterps_compile.report.amounts import against, dollars, duration, rate, short, units, usd
+from heterps_compile.report.amounts import against, dollars, duration, in_the_way, rate, short, units, usd
 from heterps_compile.report.columns import align
 from heterps_compile.report.compare_text import compare_text
 from heterps_compile.report.graph_table import human
@@ -46,7 +46,7 @@ def _headline(plan: PlanFacts) -> list[str]:
     cost = f"{usd(plan.cost_usd_per_million_samples)} per million samples"
     if not plan.feasible:
         return [
-            f"No plan reaches {rate(plan.min_throughput or 0)} samples/s. In the way: {'; '.join(plan.binds)}.",
+            f"No plan reaches {rate(plan.min_throughput or 0)} samples/s. In the way: {in_the_way(plan.binds)}.",
             f"The fastest reachable: rent {rented} for {hourly}/h: {reach}, {cost}.",
             "Ask for that or less, or change what is in the way.",
         ]
@@ -116,7 +116,7 @@ def _filling(plan: PlanFacts) -> list[str]:
         return []
     lost = 1 - plan.throughput_samples_per_s / slowest
     cut = f"{plan.microbatches:,} microbatches a batch"
-    return [f"filling and draining the pipeline, with {cut}, takes {lost:.0%} of the slowest stage's time"]
+    return [f"filling and draining the pipeline ({cut}) costs {lost:.0%} of the slowest stage's speed"]
 
 
 def _stage(plan: PlanFacts, index: int, stage: Stage) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from heterps_compile.report.amounts import against, rate, short, units, usd
+from heterps_compile.report.amounts import against, in_the_way, rate, short, units, usd
 from heterps_compile.report.columns import align
 
 if TYPE_CHECKING:
@@ -101,4 +101,4 @@ def _in_the_way(case: str, plan: PlanFacts) -> list[str]:
     if plan.feasible:
         return []
     floor = rate(plan.min_throughput or 0.0)
-    return textwrap.wrap(f"In the way of {floor} samples/s {case}: {'; '.join(plan.binds)}.", COLUMNS)
+    return textwrap.wrap(f"In the way of {floor} samples/s {case}: {in_the_way(plan.binds)}.", COLUMNS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from heterps_compile.report.amounts import against, duration, rate, short, units, usd
+from heterps_compile.report.amounts import against, duration, in_the_way, rate, short, units, usd
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,9 @@ def test_the_rest() -> None:
     assert [against(x, 2.0) for x in (2.0, 2.1, 1.5, 7.0)] == ["same cost", "+5.0%", "-25.0%", "3.5 x"]
     assert against(2.0, 0.0) == "$2.00"
     assert short("a" * 40, 10) == "aaaa..aaaa"
+
+
+def test_of_several_limits_one_has_to_be_raised() -> None:
+    assert in_the_way(["limit of t4 (8)"]) == "limit of t4 (8)"
+    both = in_the_way(["limit of t4 (8)", "limit of cpu (2)", "policy cpu-only"])
+    assert both == "limit of t4 (8) or limit of cpu (2) (raising one is enough); policy cpu-only"

@@ -110,7 +110,7 @@ def test_memory_and_filling_are_shown_where_the_cost_model_counts_them() -> None
     stages = (replace(full.stages[0], memory_bytes=3.2e9), full.stages[1])
     text = hand_plan(mode="full", stages=stages, microbatches=4, throughput_samples_per_s=48_000.0).explain()
     assert "1      30 x cpu      80,000   60%       3.2 GB  memory" in text
-    assert "with 4 microbatches a batch, takes 20% of the slowest stage's time" in text
+    assert "(4 microbatches a batch) costs 20% of the slowest stage's speed" in text
     assert "memory/unit" not in hand_plan().explain()
 
 
