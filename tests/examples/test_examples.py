@@ -49,3 +49,19 @@ def test_plan_fleet_prints_a_plan_and_says_when_there_is_none() -> None:
     done = run("plan_fleet.py")
     assert done.returncode == 0, done.stderr
     assert "v100" in done.stdout
+
+
+def test_plan_tables_fits_a_real_population_into_memory(shared_data: Path) -> None:
+    done = run("plan_tables.py", str(shared_data / "sharding_stats_example.txt.gz"))
+    assert done.returncode == 0, done.stderr
+    assert "1,935 tables, 1.30 TB of rows" in done.stdout
+    assert done.stdout.startswith("1,935 tables")
+    assert "samples/s (asked: 20,000)" in done.stdout
+    assert len(done.stdout.splitlines()) < 60
+
+
+def test_plan_tables_refuses_another_file(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("no tables here")
+    done = run("plan_tables.py", str(tmp_path / "other.txt"))
+    assert done.returncode == 1
+    assert "holds no line of a table" in done.stderr
