@@ -31,7 +31,8 @@ class ResourceType:
     """A kind of device that can be rented: price, limit and datasheet rates of one unit (a core or a card).
 
     ``device`` is a torch device type ("cpu", "cuda", "xpu") or "sim", the simulated accelerator. A rate or memory of 0
-    is not stated: it constrains nothing and estimates need it. ``limit`` is the most units one can rent.
+    is not stated: it constrains nothing and estimates need it. ``limit`` is the most units one can rent. The units of a
+    host share its network, and cores share one copy of what they all read.
     ``price_usd_per_h`` is what is paid: the spot price where ``spot`` is set. :mod:`heterps_compile.catalog` says what
     the rates mean and what the texts on sources speak of.
     """
@@ -47,6 +48,7 @@ class ResourceType:
     interconnect_bytes_per_s: float = 0.0
     network_bytes_per_s: float = 0.0
     unit: Unit = "card"
+    units_per_host: int = 1
     spot: bool = False
     spot_price_usd_per_h: float = 0.0
     billing_minimum_s: float = 0.0
@@ -89,6 +91,7 @@ class ResourceType:
             price_usd_per_h=_price_usd_per_h(given),
             limit=given.integer("limit"),
             unit="core" if unit == "core" else "card",
+            units_per_host=given.integer("units_per_host", 1, low=1),
             spot=given.boolean("spot", False),
             **amounts,
             **notes,

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 import numpy.typing as npt
 
-from heterps_compile.cluster import Cluster
+from heterps_compile.cluster import Cluster, ResourceType
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError, PlanError
 from heterps_compile.plan_facts import PlanFacts
@@ -122,7 +122,9 @@ def full_terms(costs: CostTable, cluster: Cluster, full: FullMode) -> tuple[Floa
     paper, allowed = paper_terms(costs, cluster)
     terms = np.concatenate([paper, np.zeros((*paper.shape[:2], len(FULL_TERMS) - len(TERMS)))], axis=2)
     own_s = np.array([1.0 / cluster.link(r.name, r.name).bandwidth_bytes_per_s for r in cluster])
+    reduce_s = np.array([reduce_s_per_byte(resource, own) for resource, own in zip(cluster, own_s, strict=True)])
     memory = np.array([r.memory_bytes or np.inf for r in cluster])
+    copies = np.array([1.0 / r.units_per_host if r.unit == "core" else 1.0 for r in cluster])
     intake = intake_bytes(costs)
     for position, layer in enumerate(costs.layers):
         if costs.edges:
@@ -132,13 +134,20 @@ def full_terms(costs: CostTable, cluster: Cluster, full: FullMode) -> tuple[Floa
         if full.has("pull-push"):
             terms[position, :, 5] = BOTH_WAYS * layer.touched_bytes_per_sample * own_s
         if full.has("all-reduce") and not layer.is_table:
-            terms[position, :, 4] = BOTH_WAYS * layer.parameter_bytes * own_s / costs.batch_size
+            terms[position, :, 4] = BOTH_WAYS * layer.parameter_bytes * reduce_s / costs.batch_size
         if full.has("memory"):
             held = costs.batch_size * layer.output_bytes_per_sample
-            terms[position, :, 6] = 0.0 if layer.is_table else trained / memory
-            terms[position, :, 7] = (held + (trained if layer.is_table else 0.0)) / memory
+            each = 0.0 if layer.is_table else copies * trained
+            terms[position, :, 6] = each / memory
+            terms[position, :, 7] = (held + trained - each) / memory
     terms[~allowed] = 0.0
     return terms, allowed
+
+
+def reduce_s_per_byte(resource: ResourceType, network_s: float) -> float:
+    """Seconds to move a byte of gradients on: inside the host first, then once a host over all of its network."""
+    inside_s = 1.0 / resource.interconnect_bytes_per_s if resource.interconnect_bytes_per_s else 0.0
+    return inside_s + network_s / resource.units_per_host
 
 
 def boundaries(costs: CostTable, cluster: Cluster, full: FullMode) -> Boundaries:

@@ -34,6 +34,8 @@ def random_table(seed: int, num_layers: int = 4, num_types: int = 2, most_units:
             "limit": int(rng.integers(1, most_units + 1)),
             "memory_bytes": float(rng.uniform(2e9, 1.6e10)),
             "network_bytes_per_s": float(10 ** rng.uniform(7, 9.5)),
+            "interconnect_bytes_per_s": float(10 ** rng.uniform(8, 10)),
+            "units_per_host": int(rng.integers(1, 5)),
             "billing_minimum_s": 60.0,
         }
         for t in range(num_types)
@@ -96,8 +98,13 @@ def by_hand(table: dict[str, Any], placement: tuple[int, ...], units: tuple[int,
             if layers[i]["kind"] == "embedding":
                 shared += trained
             else:
-                replicated += trained
-                communicate += 2 * (k - 1) / k * layers[i]["parameter_bytes"] / rate[t] / batch
+                host = table["resources"][t]
+                copies = 1 / host["units_per_host"] if host["device"] == "cpu" else 1
+                replicated += copies * trained
+                shared += (1 - copies) * trained
+                gradients = 2 * (k - 1) / k * layers[i]["parameter_bytes"] / batch
+                communicate += gradients / host["interconnect_bytes_per_s"]
+                communicate += gradients / (rate[t] * host["units_per_host"])
         for cut, other in ((run[0], index - 1), (run[-1] + 1, index + 1)):
             if 0 <= other < len(runs):
                 link = min(rate[t], rate[placement[runs[other][0]]])
