@@ -58,11 +58,13 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
     site = Site.of(gm, example_inputs, options)
     graph = Trace()(gm, example_inputs)
     pins = {**site.pinned(graph, gm, example_inputs), **_pins_of(graph, options)}
+    read_whole = inputs_read_whole(gm, graph)
+    lower = Lower(strict=options.strict, lazy_tables=options.lazy_tables, read_whole=read_whole)
     if options.plan is not None:
         _say_infeasible(options.plan)
         plan = adopt(options.plan, graph, site.cluster, default=site.home_type)
     else:
-        costs = Profile(mode=options.profile)(gm, graph, site.cluster)
+        costs = Profile(mode=options.profile, runs_as=lambda stage: lower(stage).run)(gm, graph, site.cluster)
         request = Request(
             min_throughput=options.min_throughput,
             policy=options.policy,
@@ -74,8 +76,6 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
         plan = plan_costs(costs, site.cluster, request)
         _demand_feasible(plan)
     stages = Split(home=site.home)(gm, graph, site.cuts(plan))
-    read_whole = inputs_read_whole(gm, graph)
-    lower = Lower(strict=options.strict, lazy_tables=options.lazy_tables, read_whole=read_whole)
     lowered = [lower(stage) for stage in stages]
     return assemble(gm, example_inputs, graph, plan, lowered, site, options, read_whole)
 

@@ -24,6 +24,7 @@ from heterps_compile.devices import sim
 from heterps_compile.errors import DeviceError, HeterpsWarning
 from heterps_compile.graph import Edge, LayerGraph
 from heterps_compile.options import Options, ProfileMode
+from heterps_compile.passes.lower import Lower
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.trace import Trace
 from heterps_compile.planning import Mode, Request, plan_costs
@@ -83,7 +84,7 @@ def model_costs(
     if any(resource.device == "sim" for resource in cluster):
         with contextlib.suppress(DeviceError):  # only running the plan here needs the device
             sim.install()  # before measuring runs this process's first backward pass
-    measure = Profile(mode=profile)
+    measure = Profile(mode=profile, runs_as=lambda stage: Lower()(stage).run)
     graphs = _graphs(model, example_inputs)
     return _chain([measure(c.gm, Trace()(c.gm, c.example_inputs), cluster) for c in graphs])
 

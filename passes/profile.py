@@ -3,16 +3,17 @@
 Enters: a Dynamo graph, its layers and a cluster. Leaves: a :class:`~heterps_compile.costs.CostTable` for the batch size
 of the graph; every entry says whether it was measured. Refused: nothing; a layer that cannot run alone is estimated.
 
-Compute time is forward and backward on one unit. Communication time is ``latency + batch * (bytes of table rows touched
-+ input bytes) / network rate``: a stage pulls the rows and activations it reads (ODT of the paper's cost model). The
-parallel parts alpha and beta are what shrinks with more units; a fixed part per operation, or a latency, does not.
+Compute time is forward, backward and, where the optimizer is known, the update, on one unit. Communication time is
+``latency + batch * (bytes of table rows touched + input bytes) / network rate``: a stage pulls the rows and activations
+it reads (ODT of the paper's cost model). The parallel parts alpha and beta are what shrinks with more units; a fixed
+part per operation, or a latency, does not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +30,13 @@ from heterps_compile.cluster import (
 )
 from heterps_compile.costs import CostLayer, CostTable, LayerCost
 from heterps_compile.errors import OptionError
-from heterps_compile.fx.run import LayerRun, measure
+from heterps_compile.fx.run import LayerRun, MakeOptimizer, Run, measure
 from heterps_compile.graph import Layer, LayerGraph
 from heterps_compile.options import ProfileMode
+from heterps_compile.stage_graph import StageGraph
 
 EFFICIENCY: dict[str, tuple[float, float]] = {
-    "embedding": (0.5, 0.3),
+    "embedding": (0.5, 0.7),
     "linear": (0.6, 0.7),
     "conv": (0.5, 0.7),
     "matmul": (0.3, 0.6),
@@ -46,8 +48,15 @@ EFFICIENCY: dict[str, tuple[float, float]] = {
     "loss": (0.2, 0.6),
     "other": (0.2, 0.5),
 }
-"""Part of a unit's rates that a kind of layer reaches: (FLOP/s, byte/s). Rows are gathered at random: 0.3 of the stream
-rate for rows of 64 bytes on the CPU this was tried on; the rest are the usual range of eager kernels."""
+"""Part of a unit's rates that a kind of layer reaches: (FLOP/s, byte/s), the usual range of eager kernels. Table rows
+come at the rates below; the rest of what a look-up moves, ids, results and gradients, is streamed."""
+
+CORE_GATHER_BYTES_PER_S = 5e8
+"""Lines of ``LINE_BYTES`` that one core reads at random from a table beyond its caches: the 0.41 to 0.60e9 of five runs
+of ``calibrate()`` on an AMD EPYC core, 4 % of what it streams. Bound by latency, so much the same on other cores."""
+ACCELERATOR_GATHER = 0.3
+"""The same as a part of an accelerator's memory rate. Assumed: many reads are under way there, each of a whole line."""
+LINE_BYTES = 64
 
 OVERHEAD_S = {"cpu": 4e-6, "accelerator": 1e-5}
 """Fixed time of one operation (dispatch; launch and its share of the backward's), whatever the batch."""
@@ -62,17 +71,24 @@ class Profile:
 
     ``mode``: ``measure`` on the devices that are here, ``estimate`` from rates alone, or ``auto``: measure when there
     is a choice of types to make. ``remember`` keeps measurements on disk, keyed by content, machine and torch version.
+    ``runs_as`` makes of a layer what it will be lowered to, ``make_optimizer`` what will step its parameters: without
+    them layers are measured in eager, and without their update. ``simulated`` measures the simulated accelerator too,
+    whose times are those of this machine's CPU and mean nothing elsewhere.
     """
 
     mode: ProfileMode = "auto"
     remember: bool = True
+    runs_as: Callable[[StageGraph], Run] | None = None
+    make_optimizer: MakeOptimizer | None = None
+    simulated: bool = False
 
     def __call__(self, gm: fx.GraphModule, graph: LayerGraph, cluster: Cluster) -> CostTable:
         """One entry per layer and type."""
         measuring = self.mode == "measure" or (self.mode == "auto" and len(cluster) > 1)
         costs: dict[str, dict[str, LayerCost]] = {layer.name: {} for layer in graph}
         for resource in cluster:
-            measured = self._measure(gm, graph, resource) if measuring and device_of(resource) else {}
+            device = device_of(resource, simulated=self.simulated) if measuring else None
+            measured = self._measure(gm, graph, resource, device) if device else {}
             for layer in graph:
                 costs[layer.name][resource.name] = measured.get(layer.name) or estimate(
                     layer, resource, graph.batch_size
@@ -86,39 +102,67 @@ class Profile:
             bound=graph.bound,
         )
 
-    def _measure(self, gm: fx.GraphModule, graph: LayerGraph, resource: ResourceType) -> dict[str, LayerCost]:
+    def _measure(
+        self, gm: fx.GraphModule, graph: LayerGraph, resource: ResourceType, device: torch.device
+    ) -> dict[str, LayerCost]:
         """Layers that run alone; equal content is measured once."""
-        device = device_of(resource)
-        assert device is not None
         found: dict[str, tuple[float, float] | None] = {}
         costs: dict[str, LayerCost] = {}
         for layer in graph:
             run = LayerRun(gm, layer)
-            key = _machine_key(device, run.key, graph.batch_size)
+            key = _machine_key(device, f"{run.key} {self.runs_as is not None}", graph.batch_size)
             if key not in found:
                 prior = estimate(layer, resource, graph.batch_size).compute_parallel
-                found[key] = self._recall(key) or _fit(run, graph.batch_size, device, prior)
+                found[key] = self._recall(key) or self._fit(run, graph.batch_size, device, prior)
                 self._keep(key, found[key])
             if (fit := found[key]) is not None:
                 costs[layer.name] = _measured_cost(layer, resource, graph.batch_size, *fit)
         return costs
 
+    def _fit(self, run: LayerRun, batch_size: int, device: torch.device, prior: float) -> tuple[float, float] | None:
+        """Seconds on one unit, and alpha from less work per unit: more cores, or half the batch. None if it cannot run.
+
+        More cores that take longer than one say that others use them now, not that the layer is serial: left out.
+        """
+        one, cores = (1, num_cores()) if device.type == "cpu" else (None, 1)
+        counts = _core_counts(cores)
+        try:
+            call = self.runs_as(run.stage(device)) if self.runs_as is not None else None
+            inputs = run.inputs(batch_size, False, device)
+            variants: list[tuple[Sequence[Any], int | None]] = [(inputs, one), *((inputs, count) for count in counts)]
+            shares = [1.0, *(1 / count for count in counts)]
+            if batch_size > 1 and (half := _half(run, batch_size, device)) is not None:
+                variants.append((half, one))
+                shares.append(0.5)
+            whole, *less = measure(run, variants, call, self.make_optimizer)
+        except Exception:  # whatever a sub-graph raises on synthetic inputs: the cost says that it is an estimate
+            return None
+        points = [(share, timing.best_s / whole.best_s) for share, timing in zip(shares[1:], less, strict=True)]
+        return whole.median_s, parallel_part([(share, took) for share, took in points if took < 1], prior)
+
+    @property
+    def _remembers(self) -> bool:
+        """An optimizer has no key: what is measured with one is measured anew."""
+        return self.remember and self.make_optimizer is None
+
     def _recall(self, key: str) -> tuple[float, float] | None:
-        saved = cache.load("profiles", key) if self.remember else None
+        saved = cache.load("profiles", key) if self._remembers else None
         try:
             return (float(saved["compute_s"]), float(saved["compute_parallel"])) if saved else None
         except (KeyError, TypeError, ValueError):
             return None
 
     def _keep(self, key: str, fit: tuple[float, float] | None) -> None:
-        if self.remember and fit is not None:
+        if self._remembers and fit is not None:
             cache.save("profiles", key, {"compute_s": fit[0], "compute_parallel": fit[1]})
 
 
-def device_of(resource: ResourceType) -> torch.device | None:
-    """The device here that is one unit of this type, or None. Time on the simulated accelerator means nothing."""
+def device_of(resource: ResourceType, *, simulated: bool = False) -> torch.device | None:
+    """The device here that is one unit of this type, or None."""
     if resource.device == "cpu":
         return torch.device("cpu")
+    if resource.device == "sim" and simulated:
+        return torch.device("sim", 0)
     if resource.device == "cuda" and torch.cuda.is_available():
         named = torch.cuda.get_device_name().lower()
         return torch.device("cuda") if all(part in named for part in resource.name.lower().split("-")) else None
@@ -136,9 +180,11 @@ def estimate(layer: Layer, resource: ResourceType, batch_size: int) -> LayerCost
             hint="give both in the cluster file, name a type of the catalog, or measure on a machine that has it",
         )
     compute, memory = EFFICIENCY[layer.kind]
-    flops = batch_size * (layer.forward_flops_per_sample + layer.backward_flops_per_sample)
-    moved = batch_size * (layer.forward_bytes_per_sample + layer.backward_bytes_per_sample)
-    work_s = max(flops / (compute * resource.flops_per_s), moved / (memory * resource.memory_bytes_per_s))
+    flops = layer.forward_flops_per_sample + layer.backward_flops_per_sample
+    moved = layer.forward_bytes_per_sample + layer.backward_bytes_per_sample
+    gathered = layer.touched_bytes_per_sample if layer.lookups else 0.0
+    streamed_s = max(0.0, moved - gathered) / (memory * resource.memory_bytes_per_s)
+    work_s = batch_size * max(flops / (compute * resource.flops_per_s), streamed_s + _gathering_s(layer, resource))
     once_s = OVERHEAD_S["accelerator" if resource.is_accelerator else "cpu"]
     backward = BACKWARD_OPERATIONS if layer.backward_bytes_per_sample else 0.0
     fixed_s = once_s * (1 + backward) * _num_operations(layer)
@@ -148,6 +194,15 @@ def estimate(layer: Layer, resource: ResourceType, batch_size: int) -> LayerCost
         source="estimated",
         **_communication(layer, resource, batch_size),
     )
+
+
+def _gathering_s(layer: Layer, resource: ResourceType) -> float:
+    """Time of the rows one sample looks up: whole lines of memory, and one at least per look-up however short a row."""
+    if not layer.lookups:
+        return 0.0
+    share = ACCELERATOR_GATHER * resource.memory_bytes_per_s
+    rate = share if resource.is_accelerator else min(share, CORE_GATHER_BYTES_PER_S)
+    return max(layer.touched_bytes_per_sample, LINE_BYTES * len(layer.lookups)) / rate
 
 
 def _num_operations(layer: Layer) -> int:
@@ -172,27 +227,6 @@ def _measured_cost(
         source="measured",
         **_communication(layer, resource, batch_size),
     )
-
-
-def _fit(run: LayerRun, batch_size: int, device: torch.device, prior: float) -> tuple[float, float] | None:
-    """Seconds on one unit, and alpha from less work per unit: more cores, or half the batch. None if it cannot run.
-
-    More cores that take longer than one say that others use them now, not that the layer is serial: left out.
-    """
-    one, cores = (1, num_cores()) if device.type == "cpu" else (None, 1)
-    counts = _core_counts(cores)
-    try:
-        inputs = run.inputs(batch_size, False, device)
-        variants: list[tuple[Sequence[Any], int | None]] = [(inputs, one), *((inputs, count) for count in counts)]
-        shares = [1.0, *(1 / count for count in counts)]
-        if batch_size > 1 and (half := _half(run, batch_size, device)) is not None:
-            variants.append((half, one))
-            shares.append(0.5)
-        whole, *less = measure(run, variants)
-    except Exception:  # whatever a sub-graph raises on synthetic inputs: the cost says that it is an estimate
-        return None
-    points = [(share, timing.best_s / whole.best_s) for share, timing in zip(shares[1:], less, strict=True)]
-    return whole.median_s, parallel_part([(share, took) for share, took in points if took < 1], prior)
 
 
 def _half(run: LayerRun, batch_size: int, device: torch.device) -> list[Any] | None:

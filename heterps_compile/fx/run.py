@@ -1,6 +1,7 @@
-"""One layer on its own: its sub-graph, synthetic inputs of the right shapes, and timed runs forward and backward.
+"""One layer on its own: its sub-graph, synthetic inputs of the right shapes, and timed training steps.
 
-Enters: a Dynamo graph and one of its layers. Leaves: seconds. No tensor of the user's is read or written: parameters
+Enters: a Dynamo graph and one of its layers. Leaves: seconds of forward, backward and, given an optimizer, the update;
+through torch, or through whatever the layer is lowered to. No tensor of the user's is read or written: parameters
 and buffers are synthetic too. The caller's random state, thread count and autograd mode are as before. Raises what the
 sub-graph raises, for instance where an integer input is an index whose bounds only the model knows.
 """
@@ -20,8 +21,12 @@ import torch
 from torch import fx
 
 from heterps_compile.fx.ops import op_name
-from heterps_compile.fx.values import example, num_bytes, shape, size_hint
+from heterps_compile.fx.values import example, is_parameter, num_bytes, shape, size_hint
 from heterps_compile.graph import Layer
+from heterps_compile.stage_graph import Cut, StageGraph
+
+Run = Callable[..., tuple[Any, ...]]
+MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 TABLE_BYTES = 2**28
 """Memory for all tables of a synthetic look-up layer: beyond the last cache, short of what would not fit."""
@@ -40,6 +45,7 @@ class LayerRun:
     def __init__(self, gm: fx.GraphModule, layer: Layer) -> None:
         nodes = {node.name: node for node in gm.graph.nodes}
         self._gm = gm
+        self.layer = layer
         self._kept = [nodes[lookup.node] for lookup in layer.lookups] or [nodes[name] for name in layer.nodes]
         inside = set(self._kept)
         self.arguments = tuple(dict.fromkeys(a for node in self._kept for a in node.all_input_nodes if a not in inside))
@@ -51,11 +57,32 @@ class LayerRun:
         """Called with ``arguments``, gives every value that is read outside the layer."""
         graph = fx.Graph()
         inside = {argument: graph.placeholder(argument.name) for argument in self.arguments}
+        for argument, new in inside.items():
+            new.meta = dict(argument.meta)
         for node in self._kept:
             inside[node] = graph.node_copy(node, inside.__getitem__)
-        leaving = [node for node in self._kept if not node.users or any(user not in inside for user in node.users)]
-        graph.output(tuple(inside[node] for node in leaving))
+        graph.output(tuple(inside[node] for node in self._leaving))
         return fx.GraphModule(self._gm, graph)
+
+    @property
+    def _leaving(self) -> list[fx.Node]:
+        inside = set(self._kept)
+        return [node for node in self._kept if not node.users or any(user not in inside for user in node.users)]
+
+    def stage(self, device: torch.device) -> StageGraph:
+        """The layer as a stage of its own, to be lowered."""
+        return StageGraph(
+            cut=Cut(name=self.layer.name, layers=(self.layer.name,), resource="", device=device),
+            layers=(self.layer,),
+            module=self.module,
+            inputs=tuple(argument.name for argument in self.arguments),
+            outputs=tuple(node.name for node in self._leaving),
+        )
+
+    def parameters(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        """Those of ``inputs`` that stand for parameters that are trained."""
+        pairs = zip(self.arguments, inputs, strict=True)
+        return [value for node, value in pairs if is_parameter(node) and value.requires_grad]
 
     def inputs(self, batch: int, half: bool, device: torch.device) -> list[Any]:
         """Synthetic arguments; ``half`` halves the leading size of those whose leading size is ``batch``."""
@@ -84,20 +111,27 @@ class LayerRun:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one forward and backward: the median says what to expect, the best what the machine can do."""
+    """Seconds of one step: the median says what to expect, the best what the machine can do."""
 
     median_s: float
     best_s: float
 
 
-def measure(run: LayerRun, variants: Sequence[tuple[Sequence[Any], int | None]]) -> list[Timing]:
+def measure(
+    run: LayerRun,
+    variants: Sequence[tuple[Sequence[Any], int | None]],
+    call: Run | None = None,
+    make_optimizer: MakeOptimizer | None = None,
+) -> list[Timing]:
     """Time the layer for each (inputs, number of cores or None for as many as now), after one warm-up each.
 
-    The variants take turns, so that what else the machine does meanwhile falls on all of them alike.
+    ``call`` runs it in place of torch; ``make_optimizer`` makes what steps its parameters. The variants take turns, so
+    that what else the machine does meanwhile falls on all of them alike.
     """
     times: list[list[float]] = [[] for _ in variants]
-    with _own_state():
-        steps = [(_step(run.module, inputs), num_threads) for inputs, num_threads in variants]
+    with own_state():
+        optimizers = {id(inputs): _optimizer(run, inputs, make_optimizer) for inputs, _ in variants}
+        steps = [(training_step(call or run.module, i, optimizers[id(i)]), num_threads) for i, num_threads in variants]
         for step, _ in steps:
             step()
         while len(times[0]) < REPEATS and sum(map(sum, times)) < BUDGET_S * len(variants):
@@ -110,11 +144,20 @@ def measure(run: LayerRun, variants: Sequence[tuple[Sequence[Any], int | None]])
     return [Timing(statistics.median(taken), min(taken)) for taken in times]
 
 
-def _step(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[], None]:
+def _optimizer(run: LayerRun, inputs: Sequence[Any], make: MakeOptimizer | None) -> torch.optim.Optimizer | None:
+    trained = run.parameters(inputs)
+    return make(trained) if make and trained else None
+
+
+def training_step(call: Run, inputs: Sequence[Any], optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+    """Forward, backward from gradients of ones, the update if there is an optimizer, and gradients dropped."""
+
     def step() -> None:
-        outputs = [out for out in module(*inputs) if isinstance(out, torch.Tensor) and out.requires_grad]
+        outputs = [out for out in call(*inputs) if isinstance(out, torch.Tensor) and out.requires_grad]
         if outputs:
             torch.autograd.backward(outputs, [torch.ones_like(out) for out in outputs])
+        if optimizer is not None:
+            optimizer.step()
         for value in inputs:
             if isinstance(value, torch.Tensor) and value.is_leaf:
                 value.grad = None
@@ -125,7 +168,8 @@ def _step(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _own_state() -> Iterator[None]:
+def own_state() -> Iterator[None]:
+    """Gradients on; random state and number of threads afterwards as before."""
     before = torch.get_num_threads()
     try:
         with torch.random.fork_rng(), torch.inference_mode(False), torch.enable_grad():

@@ -15,9 +15,10 @@ from heterps_compile.cluster import Cluster
 from heterps_compile.costs import CostTable
 from heterps_compile.fx.run import LayerRun
 from heterps_compile.models import DLRM
-from heterps_compile.passes import profile
-from heterps_compile.passes.profile import Profile, estimate, parallel_part
+from heterps_compile.passes.lower import Lower
+from heterps_compile.passes.profile import Profile, device_of, estimate, parallel_part
 from heterps_compile.passes.trace import Trace
+from heterps_compile.stage_graph import StageGraph
 
 FLEET = Cluster.from_dict(
     {
@@ -81,11 +82,11 @@ def test_layers_of_equal_content_are_measured_once(record: Any, monkeypatch: pyt
     graph = Trace()(gm, inputs)
     measured: list[str] = []
 
-    def fit(run: LayerRun, *rest: Any) -> tuple[float, float]:
+    def fit(self: Profile, run: LayerRun, *rest: Any) -> tuple[float, float]:
         measured.append(run.key)
         return 1.0, 0.5
 
-    monkeypatch.setattr(profile, "_fit", fit)
+    monkeypatch.setattr(Profile, "_fit", fit)
     costs = Profile(mode="measure", remember=False)(gm, graph, FLEET)
     assert len(graph) == 5
     assert len(measured) == 2  # the first, whose input wants no gradient, and the others
@@ -114,7 +115,48 @@ def test_a_layer_that_cannot_run_alone_is_estimated(record: Any, composed: type)
     graph = Trace()(gm, inputs)
     runs = LayerRun(gm, graph.layers[0])
     runs.module.forward = None  # type: ignore[assignment, method-assign]
-    assert profile._fit(runs, BATCH, torch.device("cpu"), 0.9) is None
+    assert Profile()._fit(runs, BATCH, torch.device("cpu"), 0.9) is None
+
+
+def test_layers_run_as_they_are_lowered_with_their_update(dlrm: tuple[Any, ...]) -> None:
+    _, gm, graph = dlrm
+    lowered: list[str] = []
+    stepped: list[int] = []
+
+    def runs_as(stage: StageGraph) -> Any:
+        made = Lower()(stage)
+        lowered.append(made.how[stage.cut.name])
+        return made.run
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            stepped.append(sum(parameter.grad is not None for parameter in self.param_groups[0]["params"]))
+            return super().step(closure)
+
+    costs = Profile(mode="measure", remember=False, runs_as=runs_as, make_optimizer=lambda p: Counting(p, lr=0.1))(
+        gm, graph, FLEET
+    )
+    assert costs.sources()["cpu"] == "measured"
+    assert "26 look-ups in 1 generated C++ call" in lowered
+    assert "torch eager on cpu" in lowered
+    assert set(stepped) == {2, 26}  # weight and bias of a linear layer; every table of the group
+
+
+def test_the_simulated_accelerator_is_measured_only_on_request() -> None:
+    (sim,) = Cluster.from_dict({"resources": [{"name": "sim", "limit": 1}]})
+    assert device_of(sim) is None
+    assert str(device_of(sim, simulated=True)) == "sim:0"
+
+
+def test_rows_are_estimated_by_the_lines_of_memory_they_take(dlrm: tuple[Any, ...]) -> None:
+    """26 rows of 32 bytes take a line of 64 bytes each at 0.5e9 byte/s; the rest streams at 0.7 of the rate."""
+    _, _, graph = dlrm
+    layer, cpu = graph.layers[0], FLEET["cpu"]
+    slope_s = (estimate(layer, cpu, 2000).compute_s - estimate(layer, cpu, 1000).compute_s) / 1000
+    streamed = layer.forward_bytes_per_sample + layer.backward_bytes_per_sample - layer.touched_bytes_per_sample
+    assert slope_s == pytest.approx(26 * 64 / 5e8 + streamed / (0.7 * cpu.memory_bytes_per_s))
+    wide = replace(layer, touched_bytes_per_sample=26 * 6400.0, forward_bytes_per_sample=1e5)
+    assert estimate(wide, cpu, 1000).compute_s > 1000 * 26 * 6400 / 5e8
 
 
 def test_an_estimate_follows_the_rates_and_the_batch(dlrm: tuple[Any, ...]) -> None:
