@@ -83,7 +83,7 @@ def _useful(enter: Floats, alive: Bools) -> Bools:
     """Which starts a later end may still want: for some type not too long, and entered cheaper than all later ones."""
     later = np.full_like(enter, np.inf)
     later[:, :-1] = np.minimum.accumulate(enter[:, :0:-1], axis=1)[:, ::-1]
-    useful: Bools = (alive & np.isfinite(enter) & (enter < later)).any(axis=0)
+    useful: Bools = np.any(alive & np.isfinite(enter) & (enter < later), axis=0)
     return useful
 
 

@@ -31,6 +31,8 @@ SAMPLES = 64
 ROUNDS = 150
 PATIENCE = 60
 """Rounds without a better plan after which learning stops."""
+LONG_WORK = 6000
+"""Layers times rounds in chains of more than ``MAX_STEPS`` layers, whose rounds all end with an improvement."""
 IMPROVE_EVERY = 10
 KICKS = 3
 HIDDEN = 32
@@ -88,12 +90,14 @@ def _learn(model: CostModel, seed: int, time_limit_s: float, cell: Cell) -> Foun
     best = _Best(rng=policy.rng)
     baseline, quiet = None, 0
     rounds = ROUNDS if num_placements(model) > SAMPLES else 4
+    if model.num_layers > MAX_STEPS:
+        rounds = min(rounds, LONG_WORK // model.num_layers + 1)
     for turn in range(rounds):
         run = policy.rollout(SAMPLES)
         placements = together(model, run.actions[:, groups])
         scores = score(model, placements, SCORE_STEPS)
         cost, violation = scores.cost_usd_per_million_samples, scores.violation
-        better = _improve_best(model, best, placements, cost, violation, deadline, turn)
+        better = _improve_best(model, best, placements, (cost, violation), deadline, turn)
         quiet = 0 if better else quiet + 1
         reward = _reward(cost, violation)
         mean = float(reward.mean())
@@ -144,16 +148,13 @@ def step_features(model: CostModel, groups: Ints) -> Floats:
 
 
 def _improve_best(
-    model: CostModel, best: _Best, placements: Ints, cost: Floats, violation: Floats, deadline: float, turn: int
+    model: CostModel, best: _Best, placements: Ints, scores: tuple[Floats, Floats], deadline: float, turn: int
 ) -> bool:
     """Take the best sample, and every few rounds what local moves make of it; True when there is a new best."""
+    cost, violation = scores
     index = int(np.lexsort((violation, cost))[0])
     better = best.offer((float(cost[index]), float(violation[index])), placements[index])
-    if turn % IMPROVE_EVERY:
-        return better
-    assert best.chosen is not None
-    fresh = random_placements(model, 2, best.rng)
-    for start in (placements[index], *kicked(model, best.chosen, KICKS, best.rng), *fresh):
+    for start in _starts(model, best, placements[index], turn):
         if start.tobytes() not in best.tried:
             best.tried.add(start.tobytes())
             improved, improved_cost = improve(model, start, deadline, SHORT_RANGE)
@@ -164,15 +165,32 @@ def _improve_best(
     return better
 
 
+def _starts(model: CostModel, best: _Best, sample: Ints, turn: int) -> tuple[Ints, ...]:
+    """What to improve: every few rounds the sample, the best plan after random moves, and random plans.
+
+    In a long chain, of which samples are far from good, the best plan after a random move gets further.
+    """
+    assert best.chosen is not None
+    if model.num_layers > MAX_STEPS and turn:
+        return tuple(kicked(model, best.chosen, 1, best.rng))
+    if turn % IMPROVE_EVERY:
+        return ()
+    return (sample, *kicked(model, best.chosen, KICKS, best.rng), *random_placements(model, 2, best.rng))
+
+
 def kicked(model: CostModel, placement: Ints, count: int, rng: np.random.Generator) -> Ints:
-    """``count`` copies (count, L), each with two random ranges of layers moved to types they may run on."""
+    """``count`` copies (count, L), each with two random ranges of layers moved to types they may run on.
+
+    In a long chain most ranges are short: what is right about the rest is kept.
+    """
     copies = np.repeat(placement[None], count, axis=0)
     for row in copies:
         for _ in range(2):
             begin = int(rng.integers(0, model.num_layers))
-            end = begin + 1 + int(rng.integers(0, max(2, model.num_layers // 3)))
-            kind = int(rng.integers(0, model.num_types))
-            row[begin:end] = np.where(model.allowed[begin:end, kind], kind, row[begin:end])
+            most = max(2, model.num_layers // 3)
+            end = begin + 1 + int(rng.integers(0, most) if model.num_layers <= MAX_STEPS else most ** rng.random())
+            drawn = int(rng.integers(0, model.num_types))
+            row[begin:end] = np.where(model.allowed[begin:end, drawn], drawn, row[begin:end])
     return together(model, copies)
 
 
