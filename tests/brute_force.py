@@ -1,15 +1,19 @@
 """An independent planner for small tables: enumerate placements and units by the published equations, keep the best.
 
-Shares no code with the package. For each placement the units of a stage are searched through the times per sample that
-any stage can realise, so that whole units and limits are exact.
+Shares no code with the package. For each placement the units of its stages are searched through the times per sample
+that any of them can realise, slowest first, so that whole units and limits are exact. Faster pipelines need no fewer
+units: a time is passed over if even the units of the last one are too dear there, and the search ends where they no
+longer fit.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 FLOOR_TOLERANCE = 1e-9
@@ -52,19 +56,42 @@ def plan_cost(table: Table, stages: list[Stage], units: list[int]) -> tuple[floa
     return hourly / 3600 * 1e6 / throughput, throughput
 
 
-def best_units(table: Table, stages: list[Stage], floor: float | None) -> float:
-    """The least cost over all whole units within the limits: for each realisable slowest time the fewest units."""
+@dataclass
+class StageTimes:
+    """For each stage asked for, its time per sample with 1, 2, ... units up to the limit, if at most ``slowest``."""
+
+    table: Table
+    slowest: float
+    known: dict[tuple[str, tuple[str, ...]], list[float]] = field(default_factory=dict)
+
+    def of(self, stage: Stage) -> list[float]:
+        """Descending; ``inf`` where that many units are too slow."""
+        key = (stage[0], tuple(stage[1]))
+        if key not in self.known:
+            limit = next(r["limit"] for r in self.table["resources"] if r["name"] == stage[0])
+            times = [stage_time(self.table, stage, k) for k in range(1, limit + 1)]
+            self.known[key] = [t if t <= self.slowest else math.inf for t in times]
+        return self.known[key]
+
+
+def best_units(table: Table, stages: list[Stage], times: StageTimes, best: float = math.inf) -> float:
+    """The least cost over all whole units within the limits, or ``best`` if that is less."""
     limit = {r["name"]: r["limit"] for r in table["resources"]}
-    times = [[stage_time(table, stage, k) for k in range(1, limit[stage[0]] + 1)] for stage in stages]
-    slowest = sorted({t for row in times for t in row if floor is None or 1 / t >= floor * (1 - FLOOR_TOLERANCE)})
-    best = math.inf
-    for target in slowest:
-        units = [next((k for k, t in enumerate(row, 1) if t <= target), 0) for row in times]
-        used: dict[str, int] = {}
-        for stage, k in zip(stages, units, strict=True):
-            used[stage[0]] = used.get(stage[0], 0) + k
-        if all(units) and all(used[kind] <= limit[kind] for kind in used):
-            best = min(best, plan_cost(table, stages, units)[0])
+    price = {r["name"]: r["price_usd_per_h"] for r in table["resources"]}
+    rows = [times.of(stage) for stage in stages]
+    worth = math.inf  # a pipeline must be faster than this to be cheaper, as its units cost no less than the last ones
+    for target in sorted({t for row in rows for t in row if t < math.inf}, reverse=True):
+        if target >= worth:
+            continue
+        units = [bisect.bisect_left(row, -target, key=operator.neg) + 1 for row in rows]
+        used = {
+            kind: sum(k for (other, _), k in zip(stages, units, strict=True) if other == kind) for kind, _ in stages
+        }
+        if any(k > len(row) for k, row in zip(units, rows, strict=True)) or any(used[t] > limit[t] for t in used):
+            break
+        hourly = sum(price[kind] * count for kind, count in used.items())
+        best = min(best, hourly / 3600 * 1e6 * target)
+        worth = best / (hourly / 3600 * 1e6) if hourly else 0.0
     return best
 
 
@@ -78,6 +105,11 @@ def placements(table: Table) -> Iterator[tuple[str, ...]]:
 
 def brute_force(table: Table, floor: float | None) -> Best | None:
     names = [layer["name"] for layer in table["layers"]]
-    found = [Best(best_units(table, stages_of(names, p), floor), p) for p in placements(table)]
-    best = min(found, key=lambda b: b.cost)
-    return best if math.isfinite(best.cost) else None
+    times = StageTimes(table, 1 / (floor * (1 - FLOOR_TOLERANCE)) if floor else math.inf)
+    best: Best | None = None
+    for placement in placements(table):
+        so_far = best.cost if best else math.inf
+        cost = best_units(table, stages_of(names, placement), times, so_far)
+        if cost < so_far:
+            best = Best(cost, placement)
+    return best
