@@ -10,6 +10,7 @@ from heterps_compile.passes.place import num_placements
 from heterps_compile.report.columns import align
 
 TIMED = ("brute-force", "exact", "rl")
+MAX_STAGES = 7
 SMALLEST_GAP = 5e-7
 """Below this a gap is printed as 0."""
 
@@ -60,8 +61,9 @@ def gap(ratio: float) -> str:
 
 
 def placement_text(run: Run) -> str:
-    """Stages in order with the layers of each: ``7 cpu, 1 v100, 8 cpu``."""
-    return ", ".join(f"{len(list(layers))} {kind}" for kind, layers in groupby(run.placement))
+    """Stages in order with the layers of each: ``7 cpu, 1 v100, 8 cpu``; of many stages only their number."""
+    stages = [f"{len(list(layers))} {kind}" for kind, layers in groupby(run.placement)]
+    return ", ".join(stages) if len(stages) <= MAX_STAGES else f"{len(stages)} stages"
 
 
 def planning_time_text(results: Sequence[CaseResult]) -> str:

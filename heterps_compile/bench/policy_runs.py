@@ -10,22 +10,29 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
 from heterps_compile.bench.paper_cases import Case
+from heterps_compile.bench.rl_plain import rl_plain
 from heterps_compile.cost_model import CostModel
 from heterps_compile.passes.place import POLICIES, num_placements
 
 ORDER = (
-    "rl", "rl-rnn", "exact", "brute-force", "greedy", "genetic", "bayesian", "cpu-only", "gpu-only", "heuristic",
+    "rl", "rl-rnn", "rl-plain", "exact", "brute-force", "greedy", "genetic", "bayesian", "cpu-only", "gpu-only",
+    "heuristic",
 )  # fmt: skip
-SEEDED = ("rl", "rl-rnn", "genetic", "bayesian")
+ALL = {**POLICIES, "rl-plain": rl_plain}
+SEEDED = ("rl", "rl-rnn", "rl-plain", "genetic", "bayesian")
 """Policies that draw random numbers: run once per seed."""
 MAX_BRUTE_FORCE = 2_000_000
 """Brute force is left out above this many placements."""
-TIME_LIMIT_S = 60.0
+TIME_LIMIT_S = 300.0
+"""Wall-clock seconds after which a policy stops; so many that a busy machine changes no result."""
 PROVEN = 1e-9
+NEEDS = {"bayesian": "sklearn"}
+"""Policies that need an optional package; without it they are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,9 +114,10 @@ class CaseResult:
 
 
 def policies_for(problem: CostModel) -> tuple[str, ...]:
-    """The policies that exist and can run on a problem of this size."""
+    """The policies that exist, have what they need, and can run on a problem of this size."""
+    there = (name for name in ORDER if name in ALL and (name not in NEEDS or find_spec(NEEDS[name])))
     small = num_placements(problem) <= MAX_BRUTE_FORCE
-    return tuple(name for name in ORDER if name in POLICIES and (small or name != "brute-force"))
+    return tuple(name for name in there if small or name != "brute-force")
 
 
 def run_case(case: Case, num_seeds: int, policies: Sequence[str] | None = None) -> Iterator[PolicyResult]:
@@ -122,7 +130,7 @@ def run_case(case: Case, num_seeds: int, policies: Sequence[str] | None = None) 
 def run_policy(problem: CostModel, policy: str, seed: int) -> Run:
     """Run and time one policy."""
     started = time.process_time()
-    found = POLICIES[policy](problem, seed, TIME_LIMIT_S)
+    found = ALL[policy](problem, seed, TIME_LIMIT_S)
     cpu_s = time.process_time() - started
     feasible = found.chosen is not None and bool(np.isfinite(found.cost))
     return Run(
