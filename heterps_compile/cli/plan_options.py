@@ -106,6 +106,8 @@ def request_of(arguments: argparse.Namespace) -> Request:
 
     if arguments.min_throughput is None and not arguments.frontier:
         raise UsageError("how fast the plan must be is not said", hint="give --min-throughput R, in samples per second")
+    if arguments.frontier and arguments.policy not in (None, "exact"):
+        raise UsageError(f"--frontier plans by exact, not by {arguments.policy}", hint="leave --policy out")
     for name in ("svg", "html"):
         if getattr(arguments, name) and not arguments.frontier:
             raise UsageError(f"--{name} draws cost against throughput", hint="give --frontier as well")

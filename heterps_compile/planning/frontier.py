@@ -79,7 +79,10 @@ def frontier(
         if floor is None:
             break
         plans = _with(plans, planned(floor))
-    return Frontier(plans=_undominated(plans), end=planned(top * BEYOND))
+    end = planned(top * BEYOND)
+    if end.feasible:  # time ran out before the best reachable throughput was known
+        return Frontier(plans=_undominated(_with(plans, end)), end=None)
+    return Frontier(plans=_undominated(plans), end=end)
 
 
 def _with(plans: list[Plan], plan: Plan) -> list[Plan]:

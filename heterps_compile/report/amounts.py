@@ -48,7 +48,7 @@ def in_the_way(binds: Sequence[str]) -> str:
     limits = [bind for bind in binds if bind.startswith("limit of ")]
     others = [bind for bind in binds if bind not in limits]
     told = [f"{' or '.join(limits)} (raising one is enough)"] if len(limits) > 1 else limits
-    return "; ".join([*told, *others])
+    return "; ".join([*told, *others]) or "not found out in the time given"
 
 
 def against(other: float, cost: float) -> str:

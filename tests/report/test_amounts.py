@@ -35,6 +35,7 @@ def test_the_rest() -> None:
 
 
 def test_of_several_limits_one_has_to_be_raised() -> None:
+    assert in_the_way([]) == "not found out in the time given"
     assert in_the_way(["limit of t4 (8)"]) == "limit of t4 (8)"
     both = in_the_way(["limit of t4 (8)", "limit of cpu (2)", "policy cpu-only"])
     assert both == "limit of t4 (8) or limit of cpu (2) (raising one is enough); policy cpu-only"

@@ -91,6 +91,7 @@ def test_what_if_returns_1_when_the_changed_case_has_no_plan(capsys: pytest.Capt
         (["--what-if", "limt.v100=1"], "(allowed: limit.TYPE=units, price.TYPE=USD/h, memory.TYPE=bytes, floor="),
         (["--what-if", "limit.tpu=1"], "'tpu' is no resource type (allowed: cpu, v100)"),
         (["--html", "page.html"], "give --frontier as well"),
+        (["--frontier", "--policy", "greedy"], "--frontier plans by exact, not by greedy"),
         (["--microbatches", "4"], "give --mode full as well"),
     ],
 )

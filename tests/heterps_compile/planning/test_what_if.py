@@ -60,10 +60,10 @@ def test_each_number_can_be_changed(change: str, provision: dict[str, int], pric
 
 
 def test_memory_reaches_the_cluster() -> None:
-    found = what_if(two_layers(), None, Request(min_throughput=5e4, quick=True), ["memory.v100=3.2e10", "limit.cpu=60"])
+    found = what_if(two_layers(), None, Request(min_throughput=5e4, quick=True), ["memory.v100=6.4e10", "limit.cpu=60"])
     assert found.changed is not None
     changed = {resource.name: resource for resource in found.changed.resources}
-    assert changed["v100"].memory_bytes == 3.2e10
+    assert changed["v100"].memory_bytes == 6.4e10
     assert changed["cpu"].limit == 60
     assert found.moves == ()
 
