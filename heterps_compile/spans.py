@@ -17,7 +17,8 @@ MAX_SPANS = 1_500_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """N stages: ``terms`` (N, 8) with their boundaries in; ``enter`` (N,) is the state a stage begins in.
+    """N stages: ``terms`` (N, 8) with their boundaries in; ``enter`` and ``leave`` (N,) are the states a
+    stage begins and ends in.
 
     A state is a number for (cut, type that ends there, type that begins there). Entries that end in one state are
     neighbours: ``first`` (G,) says where each such run begins and ``states`` (G,) which state it is. ``starts`` and
@@ -29,6 +30,7 @@ class Spans:
     types: Ints
     terms: Floats
     enter: Ints
+    leave: Ints
     first: Ints
     states: Ints
     starts: Ints
@@ -61,6 +63,7 @@ def spans_of(prefix: Floats, allowed: Bools, between: Boundaries) -> Spans:
         types=kind,
         terms=terms.T,
         enter=enter,
+        leave=leave,
         first=first,
         states=leave[first],
         starts=types * (types + 1) + np.arange(types),

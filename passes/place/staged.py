@@ -72,6 +72,20 @@ def _least(spans: Spans, weighted: Floats, num_stages: int) -> list[Floats]:
     return levels
 
 
+def least_through(spans: Spans, weighted: Floats, num_stages: int) -> Floats:
+    """(N,): the least weighted sum of ``num_stages`` that contain each span."""
+    before = _least(spans, weighted, num_stages)
+    after = np.full(spans.num_states, np.inf)
+    after[spans.ends] = 0.0
+    through = np.full(len(weighted), np.inf)
+    for level in reversed(before[:-1]):
+        onward = weighted + after[spans.leave]
+        through = np.minimum(through, level[spans.enter] + onward)
+        after = np.full(spans.num_states, np.inf)
+        np.minimum.at(after, spans.enter, onward)
+    return through
+
+
 def _backtrack(length: int, spans: Spans, weighted: Floats, levels: list[Floats]) -> Ints:
     chosen = np.zeros(length, dtype=np.int64)
     state = spans.ends[int(np.argmin(levels[-1][spans.ends]))]

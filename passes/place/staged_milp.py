@@ -17,43 +17,58 @@ import numpy as np
 from heterps_compile.cost_model import CostModel, Floats, Ints, fewest_units
 from heterps_compile.passes.place import dynamic
 from heterps_compile.passes.place.milp import MAX_VARIABLES, Solved
+from heterps_compile.passes.place.staged import least_through
 from heterps_compile.spans import MAX_SPANS, num_spans
 
+PATIENCE_S = 5.0
+"""For one programme: the search then looks at other times per sample, which may be easier."""
 
-def milp_staged(model: CostModel, prefix: Floats, time_s: float, below: float, deadline: float) -> Solved | None:
-    """Solve for one number of stages after the other, while one more could still cost less than ``below`` USD/h."""
+
+def milp_staged(
+    model: CostModel, prefix: Floats, time_s: float, below: float, multipliers: Floats, deadline: float
+) -> Solved | None:
+    """Solve for one number of stages after the other, while one more could still cost less than ``below`` USD/h.
+
+    ``multipliers`` (T,) of the limits rule out stages that nothing cheap enough contains.
+    """
     if num_spans(model.allowed) > MAX_SPANS or importlib.util.find_spec("scipy") is None:
         return None
     chosen, price, bound = None, below, np.inf
+    weight = model.price_usd_per_h + multipliers
+    relief = float(multipliers @ np.where(multipliers > 0, model.limit, 0.0))
     for num_stages in range(1, model.num_layers + 1):
         stage_limit_s = time_s / float(model.stretch(num_stages))
-        rest = dynamic.cheapest(model, prefix, stage_limit_s, model.price_usd_per_h, None).value
+        rest = dynamic.cheapest(model, prefix, stage_limit_s, weight, None).value - relief
         if rest >= price:
             break
-        found = _exactly(model, num_stages, fewest_units(model.spans.terms, stage_limit_s), deadline)
-        if found is None or time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             bound = min(bound, rest)
             break
-        bound = min(bound, found.price if found.optimal else found.bound)
+        found = _exactly(model, num_stages, stage_limit_s, (weight, price + relief), deadline)
+        bound = min(bound, max(rest, found.price if found.optimal else found.bound))
         if found.chosen is not None and found.price < price:
             chosen, price = found.chosen, found.price
     return Solved(chosen, price if chosen is not None else np.inf, min(bound, price))
 
 
-def _exactly(model: CostModel, num_stages: int, units: Floats, deadline: float) -> Solved | None:
+def _exactly(
+    model: CostModel, num_stages: int, stage_limit_s: float, worth: tuple[Floats, float], deadline: float
+) -> Solved:
+    """The programme for ``num_stages``; ``worth`` is a weight per unit and the weighted sum that is too much."""
     spans = model.spans
-    kept = np.flatnonzero(units <= model.limit[spans.types])
-    if len(kept) > MAX_VARIABLES:
-        return None
+    units = fewest_units(spans.terms, stage_limit_s)
+    units = np.where(units <= model.limit[spans.types], units, np.inf)
+    kept = np.flatnonzero(least_through(spans, worth[0][spans.types] * units, num_stages) < worth[1])
     if not len(kept):
         return Solved(None, np.inf, np.inf, infeasible=True)
+    if len(kept) > MAX_VARIABLES:
+        return Solved(None, np.inf, 0.0)
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array, vstack
 
     amount, types, each = units[kept], spans.types[kept], np.arange(len(kept))
     ones = np.ones(len(kept))
-    leave = np.repeat(spans.states, np.diff(spans.first, append=len(spans.types)))[kept]
-    states, number = np.unique(np.concatenate([spans.enter[kept], leave]), return_inverse=True)
+    states, number = np.unique(np.concatenate([spans.enter[kept], spans.leave[kept]]), return_inverse=True)
     flow = coo_array((np.concatenate([ones, -ones]), (number, np.tile(each, 2))), shape=(len(states), len(kept)))
     within = coo_array((amount, (types, each)), shape=(model.num_types, len(kept)))
     count = coo_array((ones, (np.zeros(len(kept), np.int64), each)), shape=(1, len(kept)))
@@ -69,7 +84,7 @@ def _exactly(model: CostModel, num_stages: int, units: Floats, deadline: float) 
             np.concatenate([lower, np.zeros(model.num_types), [num_stages]]),
             np.concatenate([upper, model.limit, [num_stages]]),
         ),
-        options={"time_limit": max(deadline - time.monotonic(), 0.5), "mip_rel_gap": 0.0},
+        options={"time_limit": min(max(deadline - time.monotonic(), 0.5), PATIENCE_S), "mip_rel_gap": 0.0},
     )
     if answer.status == 2:
         return Solved(None, np.inf, np.inf, infeasible=True)
