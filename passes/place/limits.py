@@ -101,7 +101,7 @@ def cheapest_within_limits(model: CostModel, prefix: Floats, time_s: float, want
     if search.done or not wanted.thorough or late or model.num_layers > MAX_LABEL_LAYERS:
         return search.result()
     if model.between is not None:  # what follows knows a stage by its layers and type, not by its neighbours
-        solved = milp_staged(model, prefix, time_s, search.below, wanted.deadline)
+        solved = milp_staged(model, prefix, time_s, search.below, search.multipliers, wanted.deadline)
         return search.result() if solved is None else _settled(search, solved)
     units = promising(model, stage_units(model, prefix, time_s), search)
     if _labels(model, units, search, wanted.deadline, FEW_LABELS):
