@@ -37,7 +37,9 @@ def exact(
     groups = [group for group in model.bound if model.allowed[group[0]].sum() > 1]
     bound = _branch(model, groups, known, deadline)
     bound = known.cost if bound >= known.cost * EQUAL else bound
-    return Found(chosen=known.chosen, cost=known.cost, lower_bound=bound, notes=tuple(sorted(known.notes)))
+    return Found(
+        chosen=known.chosen, cost=known.cost, lower_bound=bound, notes=tuple(sorted(known.notes)), points=known.points
+    )
 
 
 def _branch(model: CostModel, groups: list[tuple[int, ...]], known: Incumbent, deadline: float) -> float:

@@ -13,13 +13,14 @@ class Found:
     """A placement as type indices (L,), or None when the policy has none that reaches the floor.
 
     ``lower_bound`` (USD per million samples) is proven for every placement, 0 when the policy proves nothing, inf when
-    it proves that no placement reaches the floor.
+    it proves that no placement reaches the floor. ``points`` counts the runs of the dynamic programme.
     """
 
     chosen: Ints | None
     cost: float = float("inf")
     lower_bound: float = 0.0
     notes: tuple[str, ...] = ()
+    points: int = 0
 
 
 PolicyFunction = Callable[[CostModel, int, float], Found]

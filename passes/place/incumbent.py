@@ -25,6 +25,8 @@ class Incumbent:
     first: bool = False
     notes: set[str] = field(default_factory=set)
     seen: set[bytes] = field(default_factory=set)
+    points: int = 0
+    """Runs of the dynamic programme so far, over all branches."""
 
     @property
     def enough(self) -> bool:

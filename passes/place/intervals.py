@@ -71,7 +71,6 @@ class IntervalSearch:
     deadline: float
     prefix: Floats = field(init=False)
     heap: list[tuple[float, int, Interval]] = field(default_factory=list)
-    points: int = 0
     pushed: int = 0
 
     def __post_init__(self) -> None:
@@ -84,7 +83,7 @@ class IntervalSearch:
         while self.heap:
             bound, _, interval = heapq.heappop(self.heap)
             if self.known.enough or bound >= self.known.cost * (1 - self._slack()):
-                return bound
+                return min(bound, self.known.cost)
             if time.monotonic() > self.deadline:
                 self.known.notes.add("the time limit ended the search before the optimum was proven")
                 return bound
@@ -95,7 +94,7 @@ class IntervalSearch:
         return self.known.cost
 
     def _slack(self) -> float:
-        spent = self.points * self.model.num_layers * self.model.num_types
+        spent = self.known.points * self.model.num_layers * self.model.num_types
         return ENOUGH_GAP if spent > PATIENT_WORK else 1 - EQUAL
 
     def _cut(self, interval: Interval, cut_s: float, bound: float) -> None:
@@ -124,7 +123,7 @@ class IntervalSearch:
             deadline=self.deadline,
         )
         limited = cheapest_within_limits(self.model, self.prefix, cut_s, wanted)
-        self.points += limited.rounds
+        self.known.points += limited.rounds
         return limited
 
     def _push(self, interval: Interval, bound: float) -> None:

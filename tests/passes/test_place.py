@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from random_costs import random_floor, random_table
 
 from heterps_compile import options
 from heterps_compile.cost_model import CostModel
@@ -36,46 +37,6 @@ def load_brute_force() -> Any:
 
 
 brute = load_brute_force()
-
-
-def random_table(seed: int, most_layers: int = 6, most_types: int = 3) -> dict[str, Any]:
-    """Layers of both kinds, a cheap slow type and dear fast ones; tight limits in a third, a table shared in some."""
-    rng = np.random.default_rng(seed)
-    num_layers, num_types = int(rng.integers(2, most_layers + 1)), int(rng.integers(2, most_types + 1))
-    highest = (6, 25, 60)[seed % 3]
-    resources = [
-        {
-            "name": f"t{t}",
-            "device": "cuda" if t else "cpu",
-            "price_usd_per_h": float(rng.uniform(0.03, 0.1) * (rng.uniform(5, 60) if t else 1)),
-            "limit": int(rng.integers(1, highest)),
-        }
-        for t in range(num_types)
-    ]
-    costs: dict[str, Any] = {}
-    for name in (f"l{i}" for i in range(num_layers)):
-        moves_data = rng.random() < 0.4
-        costs[name] = {}
-        for t in range(num_types):
-            speed = 1.0 if t == 0 else rng.uniform(0.5, 2) if moves_data else rng.uniform(5, 60)
-            costs[name][f"t{t}"] = {
-                "compute_s": float(rng.uniform(0.02, 0.5) / speed),
-                "communication_s": float(rng.uniform(0.01, 0.3) / (rng.uniform(0.3, 3) if t else 1)),
-                "compute_parallel": float(rng.uniform(0.85, 1)),
-                "communication_parallel": float(rng.uniform(0.8, 1)),
-            }
-    shared = [["l0", f"l{num_layers - 1}"]] if seed % 4 == 0 and num_layers > 2 else []
-    return {
-        "batch_size": 1000,
-        "resources": resources,
-        "layers": [{"name": name} for name in costs],
-        "costs": costs,
-        "bound": shared,
-    }
-
-
-def random_floor(seed: int) -> float | None:
-    return None if seed % 10 == 9 else (1000.0, 3000.0, 8000.0, 20000.0)[seed // 3 % 4]
 
 
 def check_against_brute_force(seed: int, policy: str, most_layers: int, gap: float) -> None:
