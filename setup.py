@@ -36,6 +36,7 @@ setup(
     ],
     extras_require={
         "data": ["pandas", "pyarrow"],
+        "bayesian": ["scikit-learn"],  # the policy of that name
         "optimum": ["scipy"],  # proven bounds for plans with limits or shared tables
         "test": [
             "pytest",

@@ -24,7 +24,7 @@ Verify = Literal["never", "first_call"]
 ProfileMode = Literal["auto", "measure", "estimate"]
 
 POLICIES = (
-    "rl", "rl-rnn", "exact", "brute-force", "greedy", "genetic", "cpu-only", "gpu-only", "heuristic",
+    "rl", "rl-rnn", "exact", "brute-force", "greedy", "genetic", "bayesian", "cpu-only", "gpu-only", "heuristic",
 )  # fmt: skip
 
 

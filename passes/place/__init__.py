@@ -14,6 +14,7 @@ from heterps_compile.cluster import Cluster
 from heterps_compile.cost_model import CostModel
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import InfeasibleError, OptionError
+from heterps_compile.passes.place.bayesian import bayesian
 from heterps_compile.passes.place.exact import exact
 from heterps_compile.passes.place.found import Found, PolicyFunction
 from heterps_compile.passes.place.reach import fastest
@@ -31,6 +32,7 @@ POLICIES: Mapping[str, PolicyFunction] = {
     "brute-force": brute_force,
     "greedy": greedy,
     "genetic": genetic,
+    "bayesian": bayesian,
     "cpu-only": cpu_only,
     "gpu-only": gpu_only,
     "heuristic": heuristic,
