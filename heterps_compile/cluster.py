@@ -163,11 +163,22 @@ class Cluster:
 
     def link(self, a: str, b: str) -> Link:
         """The link between two types: the one given, or else the slower network rate of the two ends."""
-        for link in self.links:
-            if link.between in ((a, b), (b, a)):
-                return link
+        if (given := self._given(a, b)) is not None:
+            return given
         rates = [rate for rate in (self[a].network_bytes_per_s, self[b].network_bytes_per_s) if rate]
         return Link(between=(a, b), bandwidth_bytes_per_s=min(rates, default=ASSUMED_NETWORK_BYTES_PER_S))
+
+    def port(self, here: str, there: str) -> Link:
+        """What one unit of ``here`` can move to and from ``there``, whose units may be many: the link given between the
+        types, or else the network rate of ``here`` alone."""
+        given = self._given(here, there)
+        if given is not None:
+            return given
+        rate = self[here].network_bytes_per_s or ASSUMED_NETWORK_BYTES_PER_S
+        return Link(between=(here, there), bandwidth_bytes_per_s=rate)
+
+    def _given(self, a: str, b: str) -> Link | None:
+        return next((link for link in self.links if link.between in ((a, b), (b, a))), None)
 
     def with_limits(self, limits: Mapping[str, int]) -> Cluster:
         """The same cluster with other limits, for what-if questions. Raises :class:`OptionError` for unknown types."""

@@ -69,7 +69,7 @@ class FullMode:
 class Boundaries:
     """What crosses from stage to stage: ``cut_bytes`` (L + 1,) per sample and direction, over links of T x T types.
 
-    ``link_s_per_byte`` and ``latency_s_per_sample`` are (T, T), for one unit at each end.
+    ``link_s_per_byte`` and ``latency_s_per_sample`` are (T, T): of one unit of the first type towards the second.
     """
 
     cut_bytes: Floats
@@ -121,7 +121,7 @@ def full_terms(costs: CostTable, cluster: Cluster, full: FullMode) -> tuple[Floa
     """(L, T, 8) and (L, T). Communication times of a table without ``edges`` are kept: it states no bytes instead."""
     paper, allowed = paper_terms(costs, cluster)
     terms = np.concatenate([paper, np.zeros((*paper.shape[:2], len(FULL_TERMS) - len(TERMS)))], axis=2)
-    own_s = np.array([1.0 / cluster.link(r.name, r.name).bandwidth_bytes_per_s for r in cluster])
+    own_s = np.array([1.0 / cluster.port(r.name, r.name).bandwidth_bytes_per_s for r in cluster])
     reduce_s = np.array([reduce_s_per_byte(resource, own) for resource, own in zip(cluster, own_s, strict=True)])
     memory = np.array([r.memory_bytes or np.inf for r in cluster])
     copies = np.array([1.0 / r.units_per_host if r.unit == "core" else 1.0 for r in cluster])
@@ -152,7 +152,7 @@ def reduce_s_per_byte(resource: ResourceType, network_s: float) -> float:
 
 def boundaries(costs: CostTable, cluster: Cluster, full: FullMode) -> Boundaries:
     """The bytes at every cut and the links they take; all zero without ``transfer``."""
-    links = [[cluster.link(a.name, b.name) for b in cluster] for a in cluster]
+    links = [[cluster.port(here.name, there.name) for there in cluster] for here in cluster]
     on = float(full.has("transfer"))
     per_sample = full.microbatches / costs.batch_size
     return Boundaries(

@@ -107,7 +107,6 @@ def by_hand(table: dict[str, Any], placement: tuple[int, ...], units: tuple[int,
                 communicate += gradients / (rate[t] * host["units_per_host"])
         for cut, other in ((run[0], index - 1), (run[-1] + 1, index + 1)):
             if 0 <= other < len(runs):
-                link = min(rate[t], rate[placement[runs[other][0]]])
                 made_before = {a for a, b, _ in edges if a < cut <= b}
                 crossing = sum(
                     min(
@@ -116,7 +115,7 @@ def by_hand(table: dict[str, Any], placement: tuple[int, ...], units: tuple[int,
                     )
                     for source in made_before
                 )
-                communicate += 2 * crossing / link / k + 2 * 5e-5 * MICROBATCHES / batch
+                communicate += 2 * crossing / rate[t] / k + 2 * 5e-5 * MICROBATCHES / batch
         if replicated + (shared + held) / k > table["resources"][t]["memory_bytes"]:
             return None
         slowest = max(slowest, compute, communicate)
