@@ -36,7 +36,10 @@ class Calibration:
     cores: int
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """The cluster with these rates for its CPU types, so that classes and estimates fit this machine."""
+        """The cluster with these rates for its CPU types, so that classes and estimates fit this machine.
+
+        What a stage reads here lies in memory: it comes at the rate of a copy, not of a network.
+        """
         return Cluster(resources=tuple(self._own(resource) for resource in cluster), links=cluster.links)
 
     def _own(self, resource: ResourceType) -> ResourceType:
@@ -46,6 +49,7 @@ class Calibration:
             resource,
             flops_per_s=self.flops_per_s,
             memory_bytes_per_s=self.stream_bytes_per_s,
+            network_bytes_per_s=self.copy_bytes_per_s,
             source="measured by calibrate() on the machine that planned",
         )
 

@@ -258,7 +258,8 @@ def _core_counts(cores: int) -> list[int]:
 
 
 def _machine_key(device: torch.device, content: str, batch_size: int) -> str:
-    where = platform.processor() or platform.machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    here = platform.processor() or platform.machine()
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else here
     text = f"{where} {num_cores()} {device.type} {torch.__version__} {batch_size} {content}"
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heterps_compile.cli.bench_truth import add_truth
 from heterps_compile.cli.factory import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def add_paper(experiments: Any) -> None:
     command.set_defaults(run=paper)
 
 
-EXPERIMENTS = (add_paper,)
+EXPERIMENTS = (add_paper, add_truth)
 
 
 def paper(arguments: argparse.Namespace) -> int:

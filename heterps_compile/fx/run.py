@@ -30,9 +30,9 @@ MakeOptimizer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 TABLE_BYTES = 2**28
 """Memory for all tables of a synthetic look-up layer: beyond the last cache, short of what would not fit."""
-REPEATS = 5
+LEAST_REPEATS, REPEATS = 3, 5
 BUDGET_S = 0.02
-"""A measurement repeats up to ``REPEATS`` times, or until this much time is spent, whatever comes first."""
+"""A measurement repeats up to ``REPEATS`` times; after ``LEAST_REPEATS`` only until this much time is spent."""
 
 
 class LayerRun:
@@ -134,7 +134,9 @@ def measure(
         steps = [(training_step(call or run.module, i, optimizers[id(i)]), num_threads) for i, num_threads in variants]
         for step, _ in steps:
             step()
-        while len(times[0]) < REPEATS and sum(map(sum, times)) < BUDGET_S * len(variants):
+        while len(times[0]) < REPEATS and (
+            len(times[0]) < LEAST_REPEATS or sum(map(sum, times)) < BUDGET_S * len(variants)
+        ):
             for taken, (step, num_threads) in zip(times, steps, strict=True):
                 if num_threads is not None:
                     torch.set_num_threads(num_threads)

@@ -53,6 +53,7 @@ def test_rates_of_this_machine_in_a_cluster() -> None:
                                                {"name": "v100", "price_usd_per_h": 2.0, "limit": 1}]})  # fmt: skip
     applied = FOUND.applied(cluster)
     assert applied["cpu"].balance_flop_per_byte == 3.0
+    assert applied["cpu"].network_bytes_per_s == 5e9
     assert applied["cpu"].price_usd_per_h == 0.04
     assert applied["v100"] == cluster["v100"]
 
