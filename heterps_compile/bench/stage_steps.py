@@ -43,7 +43,7 @@ def stage_steps(
                 move_in_place(values[name], stage.stage.cut.device)
         inputs = [values[name] for name in stage.stage.inputs]
         call = _pulling(stage, resident, site.home)
-        trained = [value for value in inputs if isinstance(value, torch.nn.Parameter)]
+        trained: list[torch.Tensor] = [value for value in inputs if isinstance(value, torch.nn.Parameter)]
         steps.append(training_step(call, inputs, make_optimizer(trained) if trained else None))
         values.update(zip(stage.stage.outputs, map(_as_leaf, call(*inputs)), strict=True))
     return tuple(steps)
