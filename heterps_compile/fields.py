@@ -18,6 +18,9 @@ from heterps_compile.errors import FileFormatError
 
 FieldPath = tuple[str | int, ...]
 
+LARGEST_WHOLE = 2**53
+"""Every whole number up to here is a float as well."""
+
 
 @dataclass(frozen=True)
 class Record:
@@ -63,31 +66,24 @@ class Record:
         if value is None and default is not None:
             return default
         bounds = f"a number >= {low:g}" if high == math.inf else f"a number in [{low:g}, {high:g}]"
-        if isinstance(value, str):  # YAML 1.1 reads 4e9 (without a dot) as text
-            try:
-                value = float(value)
-            except ValueError:
-                self.reject(name, bounds)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
             self.reject(name, bounds)
-        if not math.isfinite(value) or not low <= value <= high:
+        number = _float(value)  # YAML 1.1 reads 4e9 (without a dot) as text
+        if not math.isfinite(number) or not low <= number <= high:
             self.reject(name, bounds)
-        return float(value)
+        return number
 
     def integer(self, name: str, default: int | None = None, *, low: int = 0) -> int:
         """A whole number >= low; ``4.0`` and ``1e3`` are accepted."""
         if self.values.get(name) is None and default is not None:
             return default
         value = self.values.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= low:
-            return value
         if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-            try:
-                number = float(value)
-            except ValueError:
-                number = math.nan
-            if math.isfinite(number) and number == int(number) and number >= low:
+            number = _float(value)
+            if low <= number <= LARGEST_WHOLE and number == int(number):
                 return int(number)
+            if number > LARGEST_WHOLE:
+                self.reject(name, f"a whole number in [{low}, {LARGEST_WHOLE}]")
         return self.reject(name, f"a whole number >= {low}")
 
     def text(self, name: str, default: str | None = None, *, choices: Sequence[str] = ()) -> str:
@@ -161,30 +157,86 @@ def read_file(path: str | Path) -> Record:
     """Parse a JSON or YAML file by its content. Raises :class:`FileFormatError` with the line of a syntax error."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise FileFormatError(f"{path}: cannot be read: {reason}") from None
+    except OSError as error:
+        raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path}: cannot be read: not UTF-8 text from byte {error.start} on") from None
+    if not text.strip():
+        raise FileFormatError(f"{path}: the file is empty (allowed: a mapping of fields)")
     return Record.of(parse(text, str(path)), str(path))
 
 
 def parse(text: str, origin: str = "") -> Any:
     """Parse JSON text, or YAML text when it does not open with a brace."""
-    if text.lstrip().startswith("{"):
+    place = origin or "text"
+    try:
+        if not text.lstrip().startswith("{"):
+            return _parse_yaml(text, place)
         try:
-            return json.loads(text)
+            return json.loads(text, object_pairs_hook=lambda pairs: _each_once(pairs, place))
         except json.JSONDecodeError as error:
-            json_error = f"{origin or 'text'}:{error.lineno}: not valid JSON: {error.msg} at column {error.colno}"
-        if origin.endswith(".json"):
-            raise FileFormatError(json_error)
+            if not origin.endswith(".json"):
+                return _parse_yaml(text, place)
+            problem = f"{error.msg} at column {error.colno}"
+            raise FileFormatError(f"{place}:{error.lineno}: not valid JSON: {problem}") from None
+    except RecursionError:
+        raise FileFormatError(f"{place}: nested too deeply (allowed: the handful of levels of its fields)") from None
+    except FileFormatError:
+        raise
+    except ValueError as error:  # a number of thousands of digits, a date such as 2026-13-01
+        raise FileFormatError(f"{place}: {error}") from None
+
+
+def _parse_yaml(text: str, place: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        _refuse_repeats(node, place)
+        return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise FileFormatError(f"{origin or 'text'}{line}: not valid YAML: {problem}") from None
+        raise FileFormatError(f"{place}{line}: not valid YAML: {problem}") from None
+
+
+def _refuse_repeats(root: Any, place: str) -> None:
+    """Refuse a field that stands twice in a mapping of a composed YAML document; each node is looked at once."""
+    waiting, looked_at = [root], set()
+    while waiting:
+        node = waiting.pop()
+        children = getattr(node, "value", None)
+        if id(node) in looked_at or not isinstance(children, list):
+            continue
+        looked_at.add(id(node))
+        pairs = [child for child in children if isinstance(child, tuple)]
+        names = [key.value for key, _ in pairs]
+        for index, (key, _) in enumerate(pairs):
+            if key.value in names[:index]:
+                line = key.start_mark.line + 1
+                raise FileFormatError(f"{place}:{line}: {key.value} is there twice (allowed: each field once)")
+        waiting += [value for _, value in pairs] or children
+
+
+def _each_once(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FileFormatError(f"{place}: {twice} is there twice (allowed: each field once)")
+    return values
+
+
+def _float(value: float | str) -> float:
+    """As a float; NaN for text that is no number, infinity beyond the largest float."""
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+    except OverflowError:
+        return math.inf
 
 
 def _short(value: object) -> str:
@@ -203,7 +255,7 @@ def _line(origin: str, path: FieldPath) -> int | None:
 
     try:
         node: Any = yaml.compose(Path(origin).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, OSError, UnicodeDecodeError):
+    except (yaml.YAMLError, OSError, UnicodeDecodeError, RecursionError):
         return None
     if node is None:
         return None
