@@ -72,7 +72,8 @@ def bayesian(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Fou
         fresh = _unseen(_candidates(model, tried[np.argsort(heights, kind="stable")[:PARENTS]], rng), tried)
         if not len(fresh):
             continue
-        gain = expected_improvement(*surrogate.predict(features(model, fresh), return_std=True), heights.min())
+        mean, deviation = surrogate.predict(features(model, fresh), return_std=True)
+        gain = expected_improvement(mean, deviation, float(heights.min()))
         batch = fresh[np.argsort(-gain, kind="stable")[:BATCH]]
         tried, losses = np.concatenate([tried, batch]), np.concatenate([losses, loss(model, batch)])
     last = tried[np.argsort(losses, kind="stable")[:FINALISTS]]
