@@ -31,6 +31,7 @@ from heterps_compile.cost_terms import (
     full_terms,
     joined_groups,
     layer_features,
+    paid_at_least_s,
     paper_terms,
     pinned,
 )
@@ -135,8 +136,12 @@ class CostModel:
             return np.ones_like(stages)
         return pipeline_stretch(stages, self.full.microbatches)
 
+    def paid_s(self, pipeline_s: Floats | float) -> Floats | float:
+        """At least so many seconds per sample are paid for, whatever is rented."""
+        return pipeline_s if self.billed_s is None else np.maximum(pipeline_s, self.billed_s.min())
+
     def bill(self, usage: Floats, pipeline_s: Floats | float) -> Floats:
-        """USD per million samples of ``usage`` (..., T) units for ``pipeline_s`` (...) or the billing minimum."""
+        """USD per million samples of ``usage`` (..., T) units for ``pipeline_s`` (...), or what is paid at least."""
         if self.billed_s is None:
             return cost_usd_per_million_samples(usage @ self.price_usd_per_h, pipeline_s)
         paid_s = np.maximum(np.asarray(pipeline_s)[..., None], self.billed_s)
@@ -177,7 +182,6 @@ class CostModel:
         types = tuple(r.name for r in resources)
         terms, allowed = full_terms(costs, resources, full) if full else paper_terms(costs, resources)
         bound = joined_groups(costs.bound, costs.names())
-        billed = full is not None and full.samples is not None and full.has("billing")
         return cls(
             layers=costs.names(),
             types=types,
@@ -189,7 +193,7 @@ class CostModel:
             bound=bound,
             features=layer_features(costs),
             min_throughput=min_throughput,
-            billed_s=np.array([r.billing_minimum_s for r in resources]) / full.samples if billed else None,
+            billed_s=paid_at_least_s(resources, full) if full else None,
             full=full,
             between=boundaries(costs, resources, full) if full else None,
         )

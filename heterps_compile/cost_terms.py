@@ -35,13 +35,16 @@ BOTH_WAYS = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullMode:
-    """Options of ``full`` mode: microbatches a batch is cut into, training samples in all, and what is left out.
+    """Options of ``full`` mode: microbatches a batch is cut into, and what is left out.
 
-    Raises :class:`OptionError` for counts below 1 and unknown switches.
+    ``samples`` are those of the whole training, which the billing minimum needs; ``data_rate`` are the samples per
+    second that arrive: to be faster saves nothing. Raises :class:`OptionError` for counts below 1, rates that are not
+    positive and unknown switches.
     """
 
     microbatches: int = 8
     samples: float | None = None
+    data_rate: float | None = None
     without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -49,6 +52,8 @@ class FullMode:
             raise OptionError(f"microbatches is {self.microbatches} (allowed: a whole number >= 1)")
         if self.samples is not None and not 0 < self.samples < float("inf"):
             raise OptionError(f"samples is {self.samples} (allowed: a number of training samples > 0)")
+        if self.data_rate is not None and not 0 < self.data_rate < float("inf"):
+            raise OptionError(f"data_rate is {self.data_rate} (allowed: a number of samples per second > 0)")
         for name in self.without:
             if name not in SWITCHES:
                 raise OptionError(f"without names {name!r} (allowed: {', '.join(SWITCHES)})")
@@ -58,7 +63,7 @@ class FullMode:
         """The options a plan was made with; None for a plan of paper mode."""
         if plan.mode != "full":
             return None
-        return cls(microbatches=plan.microbatches, samples=plan.samples, without=plan.without)
+        return cls(microbatches=plan.microbatches, samples=plan.samples, data_rate=plan.data_rate, without=plan.without)
 
     def has(self, switch: str) -> bool:
         """Whether a term is part of the model."""
@@ -142,6 +147,19 @@ def full_terms(costs: CostTable, cluster: Cluster, full: FullMode) -> tuple[Floa
             terms[position, :, 7] = (held + trained - each) / memory
     terms[~allowed] = 0.0
     return terms, allowed
+
+
+def paid_at_least_s(cluster: Cluster, full: FullMode) -> Floats | None:
+    """(T,) seconds per sample that are paid for however fast the pipeline: until data arrives, and the billing minimum.
+
+    None where neither is known.
+    """
+    billed = full.samples is not None and full.has("billing")
+    if not billed and full.data_rate is None:
+        return None
+    waiting_s = 1.0 / full.data_rate if full.data_rate else 0.0
+    minimum_s = [r.billing_minimum_s / full.samples if full.samples and billed else 0.0 for r in cluster]
+    return np.maximum(waiting_s, np.array(minimum_s))
 
 
 def reduce_s_per_byte(resource: ResourceType, network_s: float) -> float:

@@ -105,6 +105,7 @@ class PlanFacts:
     mode: str = "paper"
     microbatches: int = 1
     samples: float | None = None
+    data_rate: float | None = None
     without: tuple[str, ...] = ()
     batch_size: int = 1
     throughput_samples_per_s: float = 0.0

@@ -46,12 +46,14 @@ def plan(
     mode: Mode = "full",
     microbatches: int = 8,
     samples: float | None = None,
+    data_rate: float | None = None,
 ) -> Plan:
     """Plan ``model(*example_inputs)`` for ``cluster`` (:func:`this_machine` by default).
 
     ``min_throughput`` is in samples per second. Where it is out of reach the plan has ``feasible=False`` and holds the
     best that can be reached, with what binds. ``optimizer`` (of ``OPTIMIZER_SLOTS``) says how much memory training
-    takes, ``samples`` how many samples it sees in all; see :class:`Request` for the rest. Raises
+    takes, ``samples`` how many samples it sees in all, ``data_rate`` how many arrive per second; see :class:`Request`
+    for the rest. Raises
     :class:`OptionError`, :class:`FileFormatError`, and :class:`InfeasibleError` when nothing fits the limits at any
     throughput.
     """
@@ -68,6 +70,7 @@ def plan(
         mode=mode,
         microbatches=microbatches,
         samples=samples,
+        data_rate=data_rate,
     )
     return plan_costs(costs, fleet, request)
 

@@ -137,7 +137,7 @@ def provision(model: CostModel, chosen: Ints, steps: int = ALL_STEPS) -> Provisi
     best: Provision | None = None
     for _ in range(steps):
         needed = units_needed(terms, stages.stage_limit_s(time_s))
-        floor_cost = cost_usd_per_million_samples(float(model.price_usd_per_h[kinds] @ needed), time_s)
+        floor_cost = cost_usd_per_million_samples(float(model.price_usd_per_h[kinds] @ needed), model.paid_s(time_s))
         if best is not None and not floor_cost < best.cost_usd_per_million_samples * EQUAL:
             return best
         units = stages.fewest(time_s)
@@ -215,7 +215,9 @@ def score(
                 len(rows),
             ).astype(float)
             with np.errstate(invalid="ignore"):
-                active &= cost_usd_per_million_samples(bound, next_s) < np.minimum(best[rows], beat) * EQUAL
+                active &= (
+                    cost_usd_per_million_samples(bound, model.paid_s(next_s)) < np.minimum(best[rows], beat) * EQUAL
+                )
         if not active.any():
             break
         stages, rows, time_s = stages.keep(active), rows[active], next_s[active]

@@ -79,6 +79,12 @@ def _add_method(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--microbatches", type=count, metavar="N", help="full mode: pieces of a batch; default: 8")
     group.add_argument("--samples", type=positive, metavar="N", help="samples of the whole training, to price it")
     group.add_argument(
+        "--data-rate",
+        type=positive,
+        metavar="R",
+        help="full mode: samples per second that arrive; to be faster saves nothing",
+    )
+    group.add_argument(
         "--time-limit",
         type=positive,
         default=60.0,
@@ -104,7 +110,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
     """What the planner is asked for. Raises :class:`UsageError` for options that need each other."""
     from heterps_compile.planning import Request
 
-    if arguments.min_throughput is None and not arguments.frontier:
+    if arguments.min_throughput is None and arguments.data_rate is None and not arguments.frontier:
         raise UsageError("how fast the plan must be is not said", hint="give --min-throughput R, in samples per second")
     if arguments.frontier and arguments.policy not in (None, "exact"):
         raise UsageError(f"--frontier plans by exact, not by {arguments.policy}", hint="leave --policy out")
@@ -123,6 +129,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
         mode=mode,
         microbatches=arguments.microbatches or Request().microbatches,
         samples=arguments.samples,
+        data_rate=arguments.data_rate,
         compare=arguments.compare,
         time_limit_s=arguments.time_limit,
     )

@@ -34,7 +34,7 @@ def plan_costs(costs: CostTable, cluster: Cluster | None = None, request: Reques
     if request.policy is not None:
         policy_named(request.policy)
     fleet = _forced(cluster or costs.cluster(), request.replicas)
-    model = CostModel.of(costs, fleet, request.min_throughput, request.pin, request.full)
+    model = CostModel.of(costs, fleet, request.floor, request.pin, request.full)
     if not model.layers:
         policy = request.policy or "exact"
         return Plan(placement={}, stages=(), provision={}, policy=policy, seed=request.seed, optimum_proven=True)

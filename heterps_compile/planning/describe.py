@@ -45,6 +45,7 @@ def plan_of(
         mode=request.mode,
         microbatches=full.microbatches if full else 1,
         samples=request.samples,
+        data_rate=full.data_rate if full else None,
         without=full.without if full else (),
         batch_size=costs.batch_size,
         throughput_samples_per_s=found.throughput_samples_per_s,

@@ -296,3 +296,31 @@ def test_wrong_options_are_refused(values: dict[str, Any], message: str) -> None
 def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(OptionError, match="optimizer is 'lamb'"):
         table_of(random_table(0)).trained_with("lamb")
+
+
+@pytest.mark.parametrize("seed", range(80, 92))
+def test_faster_than_the_data_saves_nothing(seed: int) -> None:
+    table, rate = random_table(seed, most_units=4), FLOORS[seed % 3] / 2
+    limits = [r["limit"] for r in table["resources"]]
+    best = math.inf
+    for placement in itertools.product(range(2), repeat=4):
+        kinds = [kind for kind, _ in itertools.groupby(placement)]
+        for units in itertools.product(*(range(1, limits[kind] + 1) for kind in kinds)):
+            used = [sum(k for k, kind in zip(units, kinds, strict=True) if kind == t) for t in range(2)]
+            found = by_hand(table, placement, units) if used[0] <= limits[0] and used[1] <= limits[1] else None
+            if found is not None and 1 / found[0] >= rate * (1 - 1e-9):
+                prices = (table["resources"][kind]["price_usd_per_h"] for kind in kinds)
+                best = min(best, sum(p * k for p, k in zip(prices, units, strict=True)) / 3600 * 1e6 / rate)
+    full = FullMode(microbatches=MICROBATCHES, data_rate=rate)
+    exact = POLICIES["exact"](CostModel.of(table_of(table), None, rate, full=full), 0, 20.0)
+    assert exact.cost == pytest.approx(best, rel=1e-9)
+    assert exact.lower_bound == pytest.approx(best, rel=1e-9)
+
+
+def test_a_data_rate_is_a_floor_and_needs_full_mode() -> None:
+    costs = table_of(random_table(8, most_units=40))
+    plan = plan_costs(costs, None, Request(mode="full", data_rate=300.0))
+    assert plan.min_throughput == 300.0
+    assert plan.cost_usd_per_million_samples == pytest.approx(plan.price_usd_per_h / 3600 * 1e6 / 300.0)
+    with pytest.raises(OptionError, match="data_rate is given in paper mode"):
+        Request(data_rate=300.0)
