@@ -52,6 +52,7 @@ def test_starts_that_are_left_out_never_win(seed: int) -> None:
     """50 layers are more than two blocks of ends; the times make stages short and long."""
     model = long_model(50, 3, seed)
     model = model.restricted(np.random.default_rng(seed).random(model.allowed.shape) < (1.0, 0.9, 0.9))
+    model = model.with_limits(np.array([6.0, 2.0, 2.0]))  # of one stage, here
     price = model.price_usd_per_h
     for factor in (4.0, 1.0, 0.3):
         found = cheapest(model, model.prefix, model.slowest_s * factor, price, price)
@@ -67,7 +68,7 @@ def test_starts_that_are_left_out_never_win(seed: int) -> None:
 def test_prices_within_limits_against_all_placements(thorough: bool) -> None:
     """What is proven without reaching it is below the least price; what is called exact is it."""
     proven = 0
-    for seed in range(0, 60, 3):
+    for seed in range(0, 90, 3):
         model = small_model(seed)
         time_s = model.slowest_s
         usages = [usage_of(model, row, time_s) for block in all_placements(model) for row in block]
@@ -83,6 +84,9 @@ def test_prices_within_limits_against_all_placements(thorough: bool) -> None:
         if limited.exact and not model.bound:
             assert limited.bound == pytest.approx(least, rel=1e-9)
             proven += 1
+        if thorough and not model.bound:
+            assert limited.exact == np.isfinite(least)
+            assert np.isfinite(limited.bound) == np.isfinite(least)
     assert proven > 3
 
 
@@ -102,7 +106,7 @@ def test_a_wanted_price_is_the_bound_where_nothing_is_below_it() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_bound_is_proven_and_a_plan_there_when_no_time_is_left(seed: int) -> None:
+def test_a_bound_is_proven_when_no_time_is_left(seed: int) -> None:
     model = long_model(100, 4, seed)
     hurried, patient = exact(model, time_limit_s=0.0), exact(model, time_limit_s=60.0)
     assert 0 < hurried.lower_bound <= patient.cost * (1 + 1e-9)
@@ -162,14 +166,14 @@ def test_improving_a_long_chain_keeps_what_is_given() -> None:
     table, floor = long_table(LONG_CHAIN + 16, 4, 3)
     table["bound"] = [["l3", "l40"], ["l10", "l11", "l70"]]
     costs = CostTable.from_dict(table)
-    model = CostModel.of(costs, None, floor, {"l20": "t2"})
+    model = CostModel.of(costs, None, floor, {"l2?": "t2"})
     start = random_placements(model, 1, np.random.default_rng(0))[0]
     placement, cost = improve(model, start, np.inf)
     made = provision(model, placement)
     assert made is not None
     assert cost == pytest.approx(made.cost_usd_per_million_samples)
     assert model.allowed[np.arange(model.num_layers), placement].all()
-    assert placement[20] == 2
+    assert (placement[20:30] == 2).all()
     assert placement[3] == placement[40]
     assert placement[10] == placement[11] == placement[70]
     before = provision(model, start)
