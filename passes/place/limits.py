@@ -239,22 +239,22 @@ def _labels(model: CostModel, units: Floats, search: _Search, deadline: float, m
     done: list[list[_Labels | None]] = [[None] * types for _ in range(cuts)]
     root = _Labels(np.zeros(1), np.zeros((1, types)), np.full((1, 3), -1))
     for cut in range(cuts - 1):
-        for kind in range(types) if cut else (-1,):
-            labels = root if cut == 0 else _settle(buckets[cut][kind], most)
+        for type_index in range(types) if cut else (-1,):
+            labels = root if cut == 0 else _settle(buckets[cut][type_index], most)
             if labels is None:
                 continue
             if len(labels.price) > most or time.monotonic() > deadline:
                 return False
             if cut:
-                done[cut][kind] = labels
-            for target in (t for t in range(types) if t != kind):
-                _extend(model, units, leave, labels, (cut, kind, target), relief, search, buckets)
+                done[cut][type_index] = labels
+            for target in (t for t in range(types) if t != type_index):
+                _extend(model, units, leave, labels, (cut, type_index, target), relief, search, buckets)
     finals = [(t, _settle(buckets[-1][t], most)) for t in range(types)]
-    for kind, labels in finals:
+    for type_index, labels in finals:
         if labels is not None and labels.price.min() < search.price:
             index = int(np.argmin(labels.price))
             search.price = float(labels.price[index])
-            search.chosen = _trace_back(done, labels.parent[index], cuts - 1, kind)
+            search.chosen = _trace_back(done, labels.parent[index], cuts - 1, type_index)
             search.fitting = (*search.fitting, search.chosen)
     search.bound = max(search.bound, search.below)
     return True
@@ -271,7 +271,7 @@ def _extend(
     buckets: list[list[list[_Labels]]],
 ) -> None:
     """Add every stage of type ``target`` that starts at ``cut`` to every label, dropping what cannot end well."""
-    cut, kind, target = step
+    cut, type_index, target = step
     added = units[cut, cut + 1 :, target]
     ends = np.flatnonzero(np.isfinite(added))
     if not len(ends):
@@ -285,7 +285,7 @@ def _extend(
     for column, end in enumerate(ends.tolist()):
         rows = np.flatnonzero(keep[:, column])
         if len(rows):
-            parent = np.stack([np.full(len(rows), cut), np.full(len(rows), kind), rows], axis=1)
+            parent = np.stack([np.full(len(rows), cut), np.full(len(rows), type_index), rows], axis=1)
             buckets[cut + 1 + end][target].append(_Labels(price[rows, column], usage[rows, column], parent))
 
 
@@ -323,12 +323,12 @@ def _settle(parts: list[_Labels], most: int) -> _Labels | None:
     return _Labels(price[keep], usage[keep], parent[keep])
 
 
-def _trace_back(done: list[list[_Labels | None]], parent: Ints, end: int, kind: int) -> Ints:
+def _trace_back(done: list[list[_Labels | None]], parent: Ints, end: int, type_index: int) -> Ints:
     chosen = np.zeros(end, dtype=np.int64)
     while end > 0:
         start, previous, index = (int(value) for value in parent)
-        chosen[start:end] = kind
-        end, kind = start, previous
-        labels = done[end][kind] if end > 0 else None
+        chosen[start:end] = type_index
+        end, type_index = start, previous
+        labels = done[end][type_index] if end > 0 else None
         parent = labels.parent[index] if labels is not None else parent
     return chosen

@@ -36,31 +36,31 @@ class Solved:
 
 def milp_within_limits(model: CostModel, units: Floats, deadline: float) -> Solved | None:
     """Solve with the time left until ``deadline``."""
-    begin, end, kind = np.nonzero(np.isfinite(units))
+    begin, end, type_index = np.nonzero(np.isfinite(units))
     if not 0 < len(begin) <= MAX_VARIABLES or importlib.util.find_spec("scipy") is None:
         return None
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array, vstack
 
     count, cuts, types = len(begin), model.num_layers + 1, model.num_types
-    amount = units[begin, end, kind]
+    amount = units[begin, end, type_index]
     each = np.arange(count)
     ones = np.ones(count)
     flow = coo_array(
         (np.concatenate([ones, -ones]), (np.concatenate([begin, end]), np.tile(each, 2))), shape=(cuts, count)
     )
     touching = coo_array(
-        (np.ones(2 * count), (np.concatenate([begin, end]) * types + np.tile(kind, 2), np.tile(each, 2))),
+        (np.ones(2 * count), (np.concatenate([begin, end]) * types + np.tile(type_index, 2), np.tile(each, 2))),
         shape=(cuts * types, count),
     )
-    within = coo_array((amount, (kind, each)), shape=(types, count))
+    within = coo_array((amount, (type_index, each)), shape=(types, count))
     through = np.zeros(cuts)
     through[0], through[-1] = 1, -1
     lower = np.concatenate([through, np.zeros(cuts * types), np.zeros(types)])
     upper = np.concatenate([through, np.ones(cuts * types), model.limit])
     left = max(deadline - time.monotonic(), 0.5)
     answer = milp(
-        model.price_usd_per_h[kind] * amount,
+        model.price_usd_per_h[type_index] * amount,
         integrality=np.ones(count),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(vstack([flow, touching, within]).tocsr(), lower, upper),
@@ -73,9 +73,9 @@ def milp_within_limits(model: CostModel, units: Floats, deadline: float) -> Solv
         return Solved(None, float("inf"), bound)
     chosen = np.zeros(model.num_layers, dtype=np.int64)
     for index in np.flatnonzero(answer.x > 0.5).tolist():
-        chosen[begin[index] : end[index]] = kind[index]
+        chosen[begin[index] : end[index]] = type_index[index]
     picked = answer.x > 0.5
-    if (np.bincount(kind[picked], amount[picked], types) > model.limit).any():
+    if (np.bincount(type_index[picked], amount[picked], types) > model.limit).any():
         return Solved(None, float("inf"), bound)  # within the solver's tolerance, not within ours
-    price = float(model.price_usd_per_h[kind[picked]] @ amount[picked])
+    price = float(model.price_usd_per_h[type_index[picked]] @ amount[picked])
     return Solved(chosen, price, bound, optimal=answer.status == 0)

@@ -47,8 +47,8 @@ def candidates(rule: str, model: CostModel) -> list[Ints]:
             for accelerator in accelerator_types(model)
         ]
     else:
-        kinds = cpu_types(model) if rule == "cpu-only" else accelerator_types(model)
-        wanted = [np.full(model.num_layers, kind) for kind in kinds]
+        wanted_types = cpu_types(model) if rule == "cpu-only" else accelerator_types(model)
+        wanted = [np.full(model.num_layers, type_index) for type_index in wanted_types]
     return [placement for placement in (fit(model, row) for row in wanted) if placement is not None]
 
 
@@ -62,9 +62,9 @@ def accelerator_types(model: CostModel) -> list[int]:
     return [index for index, device in enumerate(model.devices) if device != "cpu"]
 
 
-def data_intensive(model: CostModel, kind: int) -> Bools:
-    """(L,): whether moving data takes a layer at least as long as computing, on one unit of ``kind``."""
-    terms = model.terms[:, kind]
+def data_intensive(model: CostModel, type_index: int) -> Bools:
+    """(L,): whether moving data takes a layer at least as long as computing, on one unit of ``type_index``."""
+    terms = model.terms[:, type_index]
     return np.asarray(terms[:, 2] + terms[:, 3] >= terms[:, 0] + terms[:, 1])
 
 
