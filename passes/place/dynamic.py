@@ -25,7 +25,7 @@ from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, fewest_un
 Units = Callable[[Floats, float], Floats]
 
 BLOCK = 24
-"""Ends per block: larger ones call numpy less often and drop starts later (12 to 48 are equal within a tenth)."""
+"""Ends per block: larger ones call numpy less often and drop starts later (of 12, 24, 48 and 96 the fastest)."""
 
 
 @dataclass(frozen=True, slots=True)
