@@ -264,6 +264,9 @@ def _read_edges(record: Record, names: tuple[str, ...]) -> tuple[Edge, ...]:
         if not right or not isinstance(item[2], (int, float)) or item[2] < 0:
             place = describe(record.origin, (*record.path, "edges", index))
             raise FileFormatError(f"{place} is {item!r} (allowed: [layer, layer, bytes per sample >= 0])")
+        if names.index(item[0]) >= names.index(item[1]):
+            place = describe(record.origin, (*record.path, "edges", index))
+            raise FileFormatError(f"{place} is {item!r} (allowed: from a layer to one that is listed after it)")
         edges.append(Edge(source=item[0], target=item[1], bytes_per_sample=float(item[2])))
     return tuple(edges)
 

@@ -83,7 +83,9 @@ def this_machine() -> Cluster:
 def model_costs(
     model: nn.Module, example_inputs: Sequence[Any], cluster: Cluster, profile: ProfileMode = "auto"
 ) -> CostTable:
-    """What each layer costs on each type of ``cluster``."""
+    """What each layer costs on each type of ``cluster``; ``auto`` estimates a model on torch's ``meta`` device."""
+    if profile == "auto" and any(parameter.is_meta for parameter in model.parameters()):
+        profile = "estimate"
     if any(resource.device == "sim" for resource in cluster):
         with contextlib.suppress(DeviceError):  # only running the plan here needs the device
             sim.install()  # before measuring runs this process's first backward pass

@@ -237,16 +237,29 @@ def _read_stage(record: Record) -> Stage:
 
 
 def _read_placement(record: Record, stages: tuple[Stage, ...]) -> dict[str, str]:
+    staged = {name: stage.resource for stage in stages for name in stage.layers}
     if not record.has("placement"):
-        return {name: stage.resource for stage in stages for name in stage.layers}
-    return _read_texts(record.record("placement"))
+        return staged
+    given = record.record("placement")
+    for name in given.values:
+        if staged.get(name) != given.text(name):
+            given.reject(name, f"{staged[name]}, as in its stage" if name in staged else "a layer of a stage")
+    for name in staged:
+        if not given.has(name):
+            given.reject(name, f"{staged[name]}, as in its stage")
+    return _read_texts(given)
 
 
 def _read_provision(record: Record, stages: tuple[Stage, ...]) -> dict[str, int]:
+    rented = units_of(stages)
     if not record.has("provision"):
-        return units_of(stages)
+        return rented
     units = record.record("provision")
-    return {name: units.integer(name) for name in units.values}
+    given = {name: units.integer(name) for name in units.values}
+    for name in [*given, *rented]:
+        if given.get(name, 0) != rented.get(name, 0):
+            units.reject(name, f"{rented.get(name, 0)}, the replicas of its stages")
+    return given
 
 
 def _read_texts(record: Record) -> dict[str, str]:

@@ -70,6 +70,13 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
 
 def _add_method(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--policy", choices=POLICIES, help="default: rl, or exact where it is cheaper")
+    group.add_argument(
+        "--profile",
+        choices=("auto", "measure", "estimate"),
+        default="auto",
+        help="times of a model's layers: estimated from rates, or measured where the type is here (default if there is "
+        "a choice to make)",
+    )
     group.add_argument("--seed", type=int, default=0, metavar="N")
     group.add_argument(
         "--mode",

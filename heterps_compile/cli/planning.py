@@ -80,7 +80,8 @@ def _problem(arguments: argparse.Namespace) -> tuple[CostTable, Cluster | None]:
 
     with working(f"looking at the layers of {arguments.model}"):
         fleet = cluster or this_machine()
-        return model_costs(model, inputs, fleet).trained_with(arguments.optimizer or "adam"), fleet
+        table = model_costs(model, inputs, fleet, arguments.profile)
+        return table.trained_with(arguments.optimizer or "adam"), fleet
 
 
 def explain(arguments: argparse.Namespace) -> int:

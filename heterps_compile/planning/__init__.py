@@ -15,9 +15,9 @@ from heterps_compile.cost_model import CostModel
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError
 from heterps_compile.passes.place import policy_named
-from heterps_compile.planning.decide import decide
+from heterps_compile.planning.decision import decide
 from heterps_compile.planning.describe import infeasible, plan_of, stages_of, topped_up
-from heterps_compile.planning.predict import Prediction, check_predictions, predict
+from heterps_compile.planning.prediction import Prediction, check_predictions, predict
 from heterps_compile.planning.request import Mode, Request
 from heterps_compile.plans import Plan
 

@@ -15,12 +15,13 @@ from heterps_compile.errors import InfeasibleError
 from heterps_compile.passes.fuse import Fuse
 from heterps_compile.passes.place import Found, fastest
 from heterps_compile.passes.place.rules import RULES, candidates
-from heterps_compile.planning.decide import SAME, Decision
-from heterps_compile.planning.predict import predict, stage_times
+from heterps_compile.planning.decision import SAME, Decision
+from heterps_compile.planning.prediction import predict, stage_times
 from heterps_compile.planning.reasons import reasons
 from heterps_compile.planning.request import Request
 from heterps_compile.plans import Alternative, Plan, Stage
-from heterps_compile.provision import provision
+from heterps_compile.provision import Provision, provision
+from heterps_compile.static_ratio import Served, sta_ps_ratio, sta_ratio
 
 
 def plan_of(
@@ -34,6 +35,9 @@ def plan_of(
     """Everything but the time it took."""
     found = predict(model, cluster, stages)
     chosen = decision.found.chosen
+    others = {name: _alternative(model, other) for name, other in decision.alternatives.items()}
+    if request.compare and chosen is not None:
+        others |= _fixed_ratios(model, decision, costs, cluster)
     full = model.full
     return Plan(
         placement={name: stage.resource for stage in stages for name in stage.layers},
@@ -54,7 +58,7 @@ def plan_of(
         optimum_usd_per_million_samples=decision.optimum if np.isfinite(decision.optimum) else 0.0,
         optimum_proven=decision.proven and bool(np.isfinite(decision.optimum)),
         gap_to_optimum=_gap(found.cost_usd_per_million_samples, decision.optimum),
-        alternatives={name: _alternative(model, found) for name, found in decision.alternatives.items()},
+        alternatives=others,
         resources=cluster.resources,
         reasons=reasons(model, chosen, costs) if chosen is not None else (),
         notes=(*found.notes, *decision.notes),
@@ -126,6 +130,31 @@ def _alternative(model: CostModel, found: Found) -> Alternative:
         feasible=True,
         cost_usd_per_million_samples=made.cost_usd_per_million_samples,
         throughput_samples_per_s=throughput_samples_per_s(made.slowest_s),
+        price_usd_per_h=made.price_usd_per_h,
+    )
+
+
+def _fixed_ratios(model: CostModel, decision: Decision, costs: CostTable, cluster: Cluster) -> dict[str, Alternative]:
+    """What the same placement costs with units in fixed ratios, as the paper's baselines provision."""
+    chosen = decision.found.chosen
+    if chosen is None or model.billed_s is not None:  # they know no least payment
+        return {}
+    found: dict[str, Provision | Served | None] = {"StaRatio": sta_ratio(model, chosen)}
+    servers = [resource for resource in cluster if not resource.is_accelerator]
+    if servers:
+        server = min(servers, key=lambda resource: resource.price_usd_per_h)
+        found["StaPSRatio"] = sta_ps_ratio(model, chosen, costs, server)
+    return {f"{decision.policy}, units by {name}": _by_ratio(made) for name, made in found.items()}
+
+
+def _by_ratio(made: Provision | Served | None) -> Alternative:
+    if made is None:
+        return Alternative(feasible=False)
+    workers = made.workers if isinstance(made, Served) else made
+    return Alternative(
+        feasible=True,
+        cost_usd_per_million_samples=made.cost_usd_per_million_samples,
+        throughput_samples_per_s=throughput_samples_per_s(workers.slowest_s),
         price_usd_per_h=made.price_usd_per_h,
     )
 

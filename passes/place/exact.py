@@ -89,4 +89,6 @@ def _root_bound(model: CostModel, allowed: Bools) -> float:
     narrowed = model.restricted(allowed)
     time_s = model.slowest_s
     result = cheapest(narrowed, model.prefix, time_s, model.price_usd_per_h, model.price_usd_per_h)
-    return float(cost_usd_per_million_samples(result.fractional, time_s)) if np.isfinite(result.value) else float("inf")
+    if not np.isfinite(result.value):
+        return float("inf")
+    return float(cost_usd_per_million_samples(result.fractional, model.paid_s(time_s)))

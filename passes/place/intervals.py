@@ -117,7 +117,7 @@ class IntervalSearch:
     def _limited(self, interval: Interval, cut_s: float) -> Limited:
         low_s = interval.low_s or cut_s / 2
         wanted = Wanted(
-            price=price_worth(self.known.cost, low_s),
+            price=price_worth(self.known.cost, float(self.model.paid_s(low_s))),
             thorough=interval.price == 0 or interval.narrow,
             multipliers=interval.multipliers,
             deadline=self.deadline,
@@ -132,7 +132,7 @@ class IntervalSearch:
         if interval.price > 0:
             high_s = min(high_s, price_worth(self.known.cost, interval.price))  # cost / price is a time
             stuck &= high_s == interval.high_s
-        bound = max(bound, float(cost_usd_per_million_samples(interval.price, interval.low_s)))
+        bound = max(bound, float(cost_usd_per_million_samples(interval.price, self.model.paid_s(interval.low_s))))
         if interval.low_s < high_s and bound < self.known.cost * EQUAL:
             heapq.heappush(self.heap, (bound, self.pushed, replace(interval, high_s=high_s, stuck=stuck)))
             self.pushed += 1
@@ -145,7 +145,7 @@ class IntervalSearch:
         weight = self.model.price_usd_per_h + multipliers
         relief = float(multipliers @ np.where(multipliers > 0, self.model.limit, 0.0))
         fractional = cheapest(self.model, self.prefix, time_s, weight, weight).fractional
-        return float(cost_usd_per_million_samples(fractional - relief, time_s))
+        return float(cost_usd_per_million_samples(fractional - relief, self.model.paid_s(time_s)))
 
 
 def price_worth(cost: float, time_s: float) -> float:

@@ -266,14 +266,12 @@ def test_the_files_these_are_made_from_are_good(name: str, tmp_path: Path, capsy
     assert "cpu" in capsys.readouterr().out
 
 
-@pytest.mark.xfail(reason="costs.py takes an edge against the execution order", strict=True)
 def test_an_edge_against_the_order_of_layers_is_refused(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "costs.json"
     file.write_text(json.dumps(changed(COSTS, ("edges", 0), ["fc", "emb", 64]), indent=1))
     assert "edges[0] is ['fc', 'emb', 64]" in complaint(file, capsys)
 
 
-@pytest.mark.xfail(reason="plans.py checks a plan against a graph only, not against itself", strict=True)
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

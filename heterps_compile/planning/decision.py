@@ -13,6 +13,7 @@ import numpy as np
 from heterps_compile.cost_model import CostModel
 from heterps_compile.errors import InfeasibleError
 from heterps_compile.passes.place import POLICIES, Found, num_placements
+from heterps_compile.passes.place.bayesian import INSTALL, available
 from heterps_compile.passes.place.rules import RULES, candidates
 from heterps_compile.planning.request import Request
 from heterps_compile.provision import provision
@@ -50,7 +51,8 @@ def decide(model: CostModel, request: Request) -> Decision:
     names = [name for name in CHEAP_POLICIES if not (quick and name == "greedy")]
     if request.compare:
         small = num_placements(model) <= MAX_COMPARED_PLACEMENTS
-        names = [name for name in POLICIES if name != "brute-force" or small]
+        left_out = {"brute-force": not small, "bayesian": not available()}
+        names = [name for name in POLICIES if not left_out.get(name)]
     wants_rl = policy is None and not (quick and runs["exact"].lower_bound >= runs["exact"].cost)
     for name in dict.fromkeys([*names, *([policy] if policy else []), *(["rl"] if wants_rl else [])]):
         if name not in runs and np.isfinite(runs["exact"].lower_bound):
@@ -65,8 +67,14 @@ def decide(model: CostModel, request: Request) -> Decision:
         optimum=optimum,
         proven=proven,
         alternatives={name: found for name, found in runs.items() if name != taken},
-        notes=(*notes, *runs["exact"].notes),
+        notes=(*notes, *runs["exact"].notes, *_left_out(request)),
     )
+
+
+def _left_out(request: Request) -> tuple[str, ...]:
+    if not request.compare or available():
+        return ()
+    return (f"policy bayesian is left out: {INSTALL}",)
 
 
 def _only_choice(model: CostModel, policy: str | None) -> Decision:
