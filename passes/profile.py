@@ -106,25 +106,28 @@ class Profile:
         self, gm: fx.GraphModule, graph: LayerGraph, resource: ResourceType, device: torch.device
     ) -> dict[str, LayerCost]:
         """Layers that run alone; equal content is measured once."""
+        cores = min(num_cores(), max(1, resource.limit)) if device.type == "cpu" else 1
         found: dict[str, tuple[float, float] | None] = {}
         costs: dict[str, LayerCost] = {}
         for layer in graph:
             run = LayerRun(gm, layer)
-            key = _machine_key(device, f"{run.key} {self.runs_as is not None}", graph.batch_size)
+            key = _machine_key(device, f"{run.key} {cores} {self.runs_as is not None}", graph.batch_size)
             if key not in found:
                 prior = estimate(layer, resource, graph.batch_size).compute_parallel
-                found[key] = self._recall(key) or self._fit(run, graph.batch_size, device, prior)
+                found[key] = self._recall(key) or self._fit(run, graph.batch_size, device, cores, prior)
                 self._keep(key, found[key])
             if (fit := found[key]) is not None:
                 costs[layer.name] = _measured_cost(layer, resource, graph.batch_size, *fit)
         return costs
 
-    def _fit(self, run: LayerRun, batch_size: int, device: torch.device, prior: float) -> tuple[float, float] | None:
+    def _fit(
+        self, run: LayerRun, batch_size: int, device: torch.device, cores: int, prior: float
+    ) -> tuple[float, float] | None:
         """Seconds on one unit, and alpha from less work per unit: more cores, or half the batch. None if it cannot run.
 
         More cores that take longer than one say that others use them now, not that the layer is serial: left out.
         """
-        one, cores = (1, num_cores()) if device.type == "cpu" else (None, 1)
+        one = 1 if device.type == "cpu" else None
         counts = _core_counts(cores)
         try:
             call = self.runs_as(run.stage(device)) if self.runs_as is not None else None

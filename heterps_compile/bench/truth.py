@@ -39,7 +39,7 @@ from heterps_compile.passes.lower import Lower
 from heterps_compile.passes.profile import Profile
 from heterps_compile.passes.trace import Trace
 from heterps_compile.planning import Request, plan_costs
-from heterps_compile.planning.predict import stage_times
+from heterps_compile.planning.prediction import stage_times
 from heterps_compile.plans import Plan
 from heterps_compile.training import train_step
 

@@ -115,7 +115,7 @@ def test_a_layer_that_cannot_run_alone_is_estimated(record: Any, composed: type)
     graph = Trace()(gm, inputs)
     runs = LayerRun(gm, graph.layers[0])
     runs.module.forward = None  # type: ignore[assignment, method-assign]
-    assert Profile()._fit(runs, BATCH, torch.device("cpu"), 0.9) is None
+    assert Profile()._fit(runs, BATCH, torch.device("cpu"), 1, 0.9) is None
 
 
 def test_layers_run_as_they_are_lowered_with_their_update(dlrm: tuple[Any, ...]) -> None:
