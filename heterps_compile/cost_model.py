@@ -37,7 +37,7 @@ from heterps_compile.cost_terms import (
 )
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError, PlanError
-from heterps_compile.spans import Spans, spans_of
+from heterps_compile.spans import MAX_SPANS, Spans, num_spans, spans_of
 
 __all__ = ["FULL_TERMS", "TERMS", "Bools", "CostModel", "Floats", "FullMode", "Ints"]
 
@@ -96,6 +96,11 @@ class CostModel:
         sums = np.concatenate([np.zeros((1, *self.terms.shape[1:])), np.cumsum(self.terms, axis=0)])
         columns = np.ascontiguousarray(np.moveaxis(sums, 2, 0))
         return np.moveaxis(columns, 0, 2)  # every formula reads one column: keep each contiguous
+
+    @property
+    def few_spans(self) -> bool:
+        """Whether full mode's exact programme is small enough; paper mode has none, its stages stand alone."""
+        return self.between is not None and num_spans(self.num_layers, self.num_types) <= MAX_SPANS
 
     @cached_property
     def spans(self) -> Spans:

@@ -12,7 +12,8 @@ import numpy as np
 
 from heterps_compile.cost_terms import Bools, Boundaries, Floats, Ints
 
-MAX_SPANS = 1_500_000
+MAX_SPANS = 400_000
+"""More than these take too long for the many passes of an exact search."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +39,9 @@ class Spans:
     num_states: int
 
 
-def num_spans(allowed: Bools) -> int:
+def num_spans(num_layers: int, num_types: int) -> int:
     """About how many entries there are: all pairs of cuts, all triples of types."""
-    length, types = allowed.shape
-    return length * (length + 1) // 2 * types * max(types - 1, 1) ** 2
+    return num_layers * (num_layers + 1) // 2 * num_types * max(num_types - 1, 1) ** 2
 
 
 def spans_of(prefix: Floats, allowed: Bools, between: Boundaries) -> Spans:

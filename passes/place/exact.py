@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from heterps_compile.cost_model import Bools, CostModel, Ints, cost_usd_per_million_samples
+from heterps_compile.passes.place.coarse import coarse_start
 from heterps_compile.passes.place.found import Found
 from heterps_compile.passes.place.incumbent import Incumbent, provision_at
 from heterps_compile.passes.place.intervals import IntervalSearch
@@ -20,6 +21,9 @@ from heterps_compile.passes.place.staged import cheapest
 from heterps_compile.provision import EQUAL
 
 __all__ = ["exact", "provision_at"]
+
+PATIENCE_S = 5.0
+"""For the bound of a long chain in full mode, which the search cannot close."""
 
 
 def exact(
@@ -32,6 +36,12 @@ def exact(
     del seed  # nothing here is random
     deadline = time.monotonic() + time_limit_s
     known = Incumbent(first=first)
+    if model.between is not None and not model.few_spans:
+        middle = deadline - time_limit_s / 2
+        coarse = coarse_start(model, lambda smaller: exact(smaller, 0, middle - time.monotonic(), first=first))
+        known.notes.add("a long chain: the plan is the best of groups of neighbours, its bound that of no boundaries")
+        start = coarse if start is None else start
+        deadline = min(deadline, time.monotonic() + PATIENCE_S)
     if start is not None:
         known.offer(model, start)
     groups = [group for group in model.bound if model.allowed[group[0]].sum() > 1]

@@ -207,6 +207,9 @@ def _look(model: CostModel, prefix: Floats, time_s: float, search: _Search, mult
         search.bound = float("inf")
         return np.zeros(model.num_types)
     usage = usage_of(model, result.chosen, time_s)
+    if not np.isfinite(usage).all():  # a chain without its boundaries may be a placement that is never so fast
+        search.bound = max(search.bound, result.value - float(multipliers @ limit))
+        return np.zeros(model.num_types)
     over: Floats = np.where(limited, usage - limit, 0.0)
     bound = result.value - float(multipliers @ limit)
     if bound > search.bound:

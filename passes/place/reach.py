@@ -85,7 +85,7 @@ def _binds(model: CostModel, deadline: float) -> tuple[str, ...]:
         this = np.arange(model.num_types) == index
         if reachable(model.with_limits(np.where(this, np.inf, model.limit))):
             found.append(f"limit of {name} ({int(model.limit[index])})")
-        elif model.full is not None and reachable(model.with_memory(this)):
+        if model.full is not None and reachable(model.with_memory(this)):
             found.append(f"memory of {name}")
     if found:
         return tuple(found)

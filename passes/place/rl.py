@@ -22,6 +22,7 @@ import numpy as np
 
 from heterps_compile.cost_model import CostModel, Floats, Ints
 from heterps_compile.passes.place.found import Found
+from heterps_compile.passes.place.groups import neighbour_groups
 from heterps_compile.passes.place.improve import improve
 from heterps_compile.passes.place.recurrent import Cell, RecurrentPolicy
 from heterps_compile.passes.place.search import num_placements, random_placements, together
@@ -115,23 +116,8 @@ def _learn(model: CostModel, seed: int, time_limit_s: float, cell: Cell) -> Foun
 
 
 def step_groups(model: CostModel) -> Ints:
-    """(L,): the step of the policy that places each layer; one step per layer in chains of up to ``MAX_STEPS``.
-
-    Longer chains are cut where the relative speeds of the types change most, where what is allowed changes, and around
-    layers that share a table.
-    """
-    if model.num_layers <= MAX_STEPS:
-        return np.arange(model.num_layers)
-    speed = np.log(model.terms.sum(axis=2) + 1e-12)
-    speed -= speed.mean(axis=1, keepdims=True)
-    change = np.abs(np.diff(speed, axis=0)).sum(axis=1)
-    change[(model.allowed[1:] != model.allowed[:-1]).any(axis=1)] = np.inf
-    for group in model.bound:
-        for index in group:
-            change[max(index - 1, 0) : index + 1] = np.inf
-    forced = int(np.isinf(change).sum())
-    cuts = np.argsort(-change, kind="stable")[: max(MAX_STEPS - 1, forced)]
-    return np.cumsum(np.isin(np.arange(model.num_layers), cuts + 1))
+    """(L,): the step of the policy that places each layer; one step per layer in chains of up to ``MAX_STEPS``."""
+    return neighbour_groups(model, MAX_STEPS)
 
 
 def step_features(model: CostModel, groups: Ints) -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 from heterps_compile.cost_model import CostModel, Floats, Ints, fewest_units, units_needed
 from heterps_compile.passes.place import dynamic
 from heterps_compile.passes.place.dynamic import Cheapest
-from heterps_compile.spans import MAX_SPANS, Spans, num_spans
+from heterps_compile.spans import Spans
 
 MOST_STAGES = 16
 """Numbers of stages tried one by one; beyond, only the chain without boundaries bounds the cost."""
@@ -27,7 +27,7 @@ def cheapest(model: CostModel, prefix: Floats, time_s: float, weight: Floats, bo
 
     Of a model with too many possible stages it is the chain without boundaries: a lower bound, and a placement.
     """
-    if model.between is None or num_spans(model.allowed) > MAX_SPANS:
+    if not model.few_spans:
         return dynamic.cheapest(model, prefix, time_s, weight, bound_weight)
     least = Cheapest(np.inf, None, np.inf)
     for num_stages in range(1, model.num_layers + 1):

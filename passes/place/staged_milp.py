@@ -18,7 +18,6 @@ from heterps_compile.cost_model import CostModel, Floats, Ints, fewest_units
 from heterps_compile.passes.place import dynamic
 from heterps_compile.passes.place.milp import MAX_VARIABLES, Solved
 from heterps_compile.passes.place.staged import least_through
-from heterps_compile.spans import MAX_SPANS, num_spans
 
 PATIENCE_S = 5.0
 """For one programme: the search then looks at other times per sample, which may be easier."""
@@ -31,7 +30,7 @@ def milp_staged(
 
     ``multipliers`` (T,) of the limits rule out stages that nothing cheap enough contains.
     """
-    if num_spans(model.allowed) > MAX_SPANS or importlib.util.find_spec("scipy") is None:
+    if not model.few_spans or importlib.util.find_spec("scipy") is None:
         return None
     chosen, price, bound = None, below, np.inf
     weight = model.price_usd_per_h + multipliers

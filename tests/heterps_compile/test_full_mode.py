@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
+from heterps_compile import cost_model
 from heterps_compile.cost_model import CostModel, FullMode, Ints
 from heterps_compile.cost_terms import cut_bytes
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError, PlanError
-from heterps_compile.passes.place import POLICIES
+from heterps_compile.passes.place import POLICIES, coarse
 from heterps_compile.passes.place.staged import cheapest
 from heterps_compile.planning import Request, check_predictions, plan_costs
 from heterps_compile.plans import Plan
@@ -324,3 +326,21 @@ def test_a_data_rate_is_a_floor_and_needs_full_mode() -> None:
     assert plan.cost_usd_per_million_samples == pytest.approx(plan.price_usd_per_h / 3600 * 1e6 / 300.0)
     with pytest.raises(OptionError, match="data_rate is given in paper mode"):
         Request(data_rate=300.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_chain_too_long_for_the_programme_is_placed_by_groups(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = random_table(seed, num_layers=8, num_types=2, most_units=60)
+    table["bound"] = [["l0", "l1"], ["l1", "l7"]]
+    model = CostModel.of(table_of(table), None, 400.0, full=FullMode(microbatches=MICROBATCHES))
+    optimum = POLICIES["exact"](model, 0, 20.0)
+    monkeypatch.setattr(cost_model, "MAX_SPANS", 40)
+    monkeypatch.setattr(coarse, "FEW_SPANS", 40)
+    monkeypatch.setattr(sys.modules["heterps_compile.passes.place.exact"], "PATIENCE_S", 0.2)
+    assert not model.few_spans
+    found = POLICIES["exact"](model, 0, 5.0)
+    assert found.chosen is not None
+    assert found.chosen[0] == found.chosen[1] == found.chosen[7]
+    assert found.lower_bound <= optimum.cost * (1 + 1e-9)
+    assert optimum.cost <= found.cost * (1 + 1e-9)
+    assert any("a long chain" in note for note in found.notes)
