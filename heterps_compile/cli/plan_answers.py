@@ -29,12 +29,16 @@ FIXED_PLANS = 4
 
 def plan(costs: CostTable, cluster: Cluster | None, request: Request, arguments: argparse.Namespace) -> int:
     """One plan in words, or with ``--compare`` beside what every other policy gives."""
+    from heterps_compile.cli.simulating import in_short
     from heterps_compile.planning import plan_costs
     from heterps_compile.report.plan_text import explain
 
     with working("comparing all policies" if request.compare else "planning"):
         found = plan_costs(costs, cluster, request)
-    _give(found.to_dict(), explain(found, side_by_side=request.compare), arguments.json)
+    text = explain(found, side_by_side=request.compare)
+    if found.stages:
+        text += f"\n\n{in_short(found, costs, cluster)}"
+    _give(found.to_dict(), text, arguments.json)
     return _verdict(found)
 
 

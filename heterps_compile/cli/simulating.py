@@ -105,5 +105,18 @@ def text(plan: Plan, run: Simulation, load: Load, batch_size: int) -> str:
     return "\n".join([*align(rows, right=(1, 2, 3)), "", head, "", *align(stages, right=(2, 3))])
 
 
+def in_short(plan: Plan, costs: CostTable, cluster: Cluster | None) -> str:
+    """One line that sets a simulated run of the plan beside what the plan predicts."""
+    from heterps_compile.runtime.simulate import Load, simulate_plan
+
+    run = simulate_plan(plan, costs, cluster, Load(microbatches=max(plan.microbatches, 2)))
+    full = f"{run.throughput_samples_per_s:,.0f} ({run.throughput_samples_per_s / run.predicted_samples_per_s - 1:+.1%})"
+    line = f"simulated event by event: {full} samples/s with the pipeline full"
+    if plan.microbatches < 2 or len(plan.stages) < 2:
+        return line
+    off = run.overall_samples_per_s / run.predicted_overall_samples_per_s - 1
+    return f"{line}, {run.overall_samples_per_s:,.0f} ({off:+.1%}) filled and drained"
+
+
 def _compared(what: str, predicted: float, simulated: float) -> tuple[str, str, str, str]:
     return what, f"{predicted:,.0f}", f"{simulated:,.0f}", f"{simulated / predicted - 1:+.1%}"
