@@ -195,17 +195,27 @@ def _merge_lookups(
     """Merge independent look-ups of one kind.
 
     The level of a look-up counts the look-ups before it on the longest path. Two look-ups of one level cannot reach
-    each other, and what a group of one level reaches has a higher level: merging makes no cycle.
+    each other, and what a group of one level reaches has a higher level: merging makes no cycle. A table that is read
+    at several levels stays apart from others, which it would tie to its type.
     """
     alone = Quotient(atoms, edges)
     level: dict[int, int] = {}
+    read_at: dict[str, set[int]] = defaultdict(set)
+    for group in alone.ranked():
+        own = all(i in facts.lookups for i in alone.members[group])
+        before = max((level[earlier] for earlier in alone.predecessors[group]), default=0)
+        level[group] = before + own
+        if own:
+            read_at[facts.lookups[alone.members[group][0]].table].add(before)
     classes: dict[object, list[int]] = defaultdict(list)
     for group in alone.ranked():
         items = alone.members[group]
-        own = all(i in facts.lookups for i in items)
-        level[group] = max((level[before] for before in alone.predecessors[group]), default=0)
-        classes[(level[group], *_table_class(facts, items, small_table_bytes)) if own else group].append(group)
-        level[group] += own
+        if not all(i in facts.lookups for i in items):
+            classes[group].append(group)
+            continue
+        table = facts.lookups[items[0]].table
+        again = table if len(read_at[table]) > 1 else ""
+        classes[(level[group], again, *_table_class(facts, items, small_table_bytes))].append(group)
     return [sorted(i for group in groups for i in alone.members[group]) for groups in classes.values()]
 
 

@@ -139,6 +139,9 @@ class _Book:
         lookups = self.lookups(group)
         if lookups:
             tables = dict.fromkeys(lookup.table for lookup in lookups)
+            paths = {self.path(self.by_name[lookup.node]) for lookup in lookups}
+            if len(tables) == len(paths) == 1 and "" not in paths:
+                return f"emb({paths.pop()})"
             width = self.by_name[lookups[0].table].meta["example_value"].shape[-1]
             return f"emb({len(tables)} table{'s' * (len(tables) > 1)} x {width})"
         anchor = self.anchor(group)

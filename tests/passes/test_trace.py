@@ -254,8 +254,21 @@ def test_a_table_two_towers_share_is_one_layer(record: Any, composed: type) -> N
     build, inputs = CASES["two towers"]
     ((gm, example_inputs),) = record(build(composed), *inputs)
     graph = Trace()(gm, example_inputs)
-    assert graph.names() == ("emb(1 table x 6)", "a", "b")
-    assert len(graph["emb(1 table x 6)"].lookups) == 2
+    assert graph.names() == ("emb(t)", "a", "b")
+    assert len(graph["emb(t)"].lookups) == 2
+
+
+def test_a_table_read_again_later_binds_no_other_table(record: Any, composed: type) -> None:
+    def call(m: nn.Module, i: Tensor) -> Tensor:
+        once = m.users(i[:, :2]).sum(1)
+        again = m.items(m.items(i[:, 2:]).sum(1).topk(2, 1).indices).sum(1)
+        return m.a(once) + m.a(again)
+
+    model = composed(call, users=nn.Embedding(40, 4), items=nn.Embedding(40, 4), a=nn.Linear(4, 2))
+    ((gm, inputs),) = record(model, ids(BATCH, 4))
+    graph = Trace()(gm, inputs)
+    assert [name for name in graph.names() if name.startswith("emb")] == ["emb(users)", "emb(items)", "emb(items)_1"]
+    assert ("emb(items)", "emb(items)_1") in graph.bound
 
 
 def test_an_autocast_region_is_not_cut(record: Any, composed: type) -> None:
@@ -273,8 +286,8 @@ def test_a_tuple_and_what_takes_it_apart_share_a_layer(record: Any, composed: ty
 
     ((gm, inputs),) = record(composed(call, t=nn.Embedding(40, 3), u=nn.Embedding(40, 5)), ids(BATCH, 3))
     graph = Trace()(gm, inputs)
-    assert graph.names()[:2] == ("emb(1 table x 3)", "emb(1 table x 5)")
-    assert {"split", "first", "second"} <= set(graph["emb(1 table x 3)"].nodes)
+    assert graph.names()[:2] == ("emb(t)", "emb(u)")
+    assert {"split", "first", "second"} <= set(graph["emb(t)"].nodes)
 
 
 def test_writes_stay_with_the_memory_they_write_to(record: Any, composed: type) -> None:
