@@ -1,8 +1,8 @@
 """Models too large for this machine, to plan fleets for: their parameters have shapes and no memory.
 
-    heterps plan examples.large_models:dlrm --cluster examples/fleet.yaml --min-throughput 200000
-    heterps plan examples.large_models:deepfm --cluster examples/fleet.yaml --min-throughput 200000
-    heterps plan examples.large_models:matchnet --cluster examples/fleet.yaml --min-throughput 200000
+    heterps plan examples.large_models:dlrm --cluster examples/fleet.yaml --data-rate 200000
+    heterps plan examples.large_models:deepfm --cluster examples/fleet.yaml --data-rate 200000
+    heterps plan examples.large_models:matchnet --cluster examples/fleet.yaml --data-rate 200000
 
 Run from the root of the repository. What is on torch's ``meta`` device cannot be measured, so times are estimates from
 the rates of the resource types.
@@ -17,6 +17,7 @@ from heterps_compile.models import DLRM, NUM_DENSE, NUM_TABLES, DeepFM, MatchNet
 
 BATCH_SIZE = 8192
 ROWS = 40_000_000
+TOP = (4096, 4096, 2048, 1024)
 
 
 def click_inputs() -> tuple[Tensor, Tensor]:
@@ -26,9 +27,9 @@ def click_inputs() -> tuple[Tensor, Tensor]:
 
 
 def dlrm() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """26 tables of 40 million rows of 64: 266 GB of rows."""
+    """26 tables of 40 million rows of 64, 266 GB, under wide layers: memory for some, arithmetic for others."""
     with torch.device("meta"):
-        return DLRM((ROWS,) * NUM_TABLES, dim=64, bottom=(512, 256), top=(1024, 1024, 512), sparse=True), click_inputs()
+        return DLRM((ROWS,) * NUM_TABLES, dim=64, bottom=(512, 256), top=TOP, sparse=True), click_inputs()
 
 
 def deepfm() -> tuple[nn.Module, tuple[Tensor, ...]]:
