@@ -71,6 +71,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Op
             seed=options.seed,
             pin=pins,
             replicas=options.replicas,
+            mode="full" if options.cluster is not None else "paper",  # only a fleet has links and units to run out of
+            microbatches=options.microbatches,
             quick=True,
         )
         plan = plan_costs(costs, site.cluster, request)
