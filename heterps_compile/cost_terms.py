@@ -159,7 +159,8 @@ def paid_at_least_s(cluster: Cluster, full: FullMode) -> Floats | None:
         return None
     waiting_s = 1.0 / full.data_rate if full.data_rate else 0.0
     minimum_s = [r.billing_minimum_s / full.samples if full.samples and billed else 0.0 for r in cluster]
-    return np.maximum(waiting_s, np.array(minimum_s))
+    paid_s: Floats = np.maximum(waiting_s, np.array(minimum_s))
+    return paid_s
 
 
 def reduce_s_per_byte(resource: ResourceType, network_s: float) -> float:

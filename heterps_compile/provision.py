@@ -143,7 +143,7 @@ def provision(model: CostModel, chosen: Ints, steps: int = ALL_STEPS) -> Provisi
         units = stages.fewest(time_s)
         if not np.isfinite(units).all():
             return best
-        usage = np.bincount(kinds, units, model.num_types)
+        usage: Floats = np.bincount(kinds, units, model.num_types).astype(float)
         if (usage > model.limit).any():
             return best
         price = float(model.price_usd_per_h @ usage)

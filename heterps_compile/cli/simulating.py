@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from heterps_compile.cli.factory import UsageError
 
 if TYPE_CHECKING:
+    from heterps_compile.cluster import Cluster
+    from heterps_compile.costs import CostTable
     from heterps_compile.plans import Plan
     from heterps_compile.runtime.simulate import Load, Simulation
 
@@ -110,8 +112,10 @@ def in_short(plan: Plan, costs: CostTable, cluster: Cluster | None) -> str:
     from heterps_compile.runtime.simulate import Load, simulate_plan
 
     run = simulate_plan(plan, costs, cluster, Load(microbatches=max(plan.microbatches, 2)))
-    full = f"{run.throughput_samples_per_s:,.0f} ({run.throughput_samples_per_s / run.predicted_samples_per_s - 1:+.1%})"
-    line = f"simulated event by event: {full} samples/s with the pipeline full"
+    off = run.throughput_samples_per_s / run.predicted_samples_per_s - 1
+    line = (
+        f"simulated event by event: {run.throughput_samples_per_s:,.0f} ({off:+.1%}) samples/s with the pipeline full"
+    )
     if plan.microbatches < 2 or len(plan.stages) < 2:
         return line
     off = run.overall_samples_per_s / run.predicted_overall_samples_per_s - 1

@@ -45,7 +45,7 @@ def predict(model: CostModel, cluster: Cluster, stages: tuple[Stage, ...]) -> Pr
     ragged = Stages.of(model, model.indices({name: s.resource for s in stages for name in s.layers})[None])
     units = np.array([float(stage.replicas) for stage in stages])
     times = stage_time_s(ragged.terms, units)
-    usage = np.bincount(ragged.kind, units, model.num_types)
+    usage: Floats = np.bincount(ragged.kind, units, model.num_types).astype(float)
     pipeline_s = float(ragged.pipeline_s(units)[0])
     described = tuple(
         replace(
