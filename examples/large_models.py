@@ -39,6 +39,6 @@ def deepfm() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def matchnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A table of 500 million users and one of 50 million items, which is looked up twice."""
+    """A table of 200 million users and one of as many items, which is looked up twice; rows of 32."""
     with torch.device("meta"):
         return MatchNet(rows=200_000_000, dim=32, sparse=True), click_inputs()

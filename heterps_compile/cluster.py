@@ -271,6 +271,10 @@ def _borrowed(like: str, stated: Mapping[str, Any]) -> Mapping[str, Any]:
 def _price_usd_per_h(record: Record) -> float:
     """What one unit costs: on demand, or spot where the entry says ``spot: true``."""
     if not record.boolean("spot", False):
+        if not record.has("price_usd_per_h"):
+            name = record.text("name")
+            near = f"; did you mean {like}?" if (like := closest(name)) else ""
+            record.reject("price_usd_per_h", f"a number >= 0, or a name of the catalog, which has no {name}{near}")
         return record.number("price_usd_per_h")
     price = record.number("spot_price_usd_per_h", 0.0)
     if price == 0:

@@ -112,18 +112,6 @@ class CostModel:
         """The same problem with fewer choices."""
         return replace(self, allowed=self.allowed & allowed)
 
-    def first_layers(self, count: int) -> CostModel:
-        """The problem of the first ``count`` layers, without what binds them to later ones."""
-        between = self.between and self.between.of_first(count)
-        return replace(
-            self,
-            layers=self.layers[:count],
-            terms=self.terms[:count],
-            allowed=self.allowed[:count],
-            bound=(),
-            between=between,
-        )
-
     def with_limits(self, limit: Floats) -> CostModel:
         """The same problem with other limits, to ask what binds."""
         return replace(self, limit=limit)
@@ -288,6 +276,11 @@ def fewest_units(terms: Floats, time_s: Floats | float) -> Floats:
 def throughput_samples_per_s(slowest_stage_s: float) -> float:
     """A pipeline is as fast as its slowest stage: ``min_i 1/ET_i``; finite (1e15) for stages that take no time."""
     return 1.0 / max(slowest_stage_s, 1e-15)
+
+
+def time_worth_s(cost_usd_per_million: Floats | float, price_usd_per_h: Floats | float) -> Floats:
+    """Seconds per sample at which a fleet costs so much; the same function gives the price at which a time does."""
+    return np.asarray(cost_usd_per_million) * 3600.0 / 1e6 / price_usd_per_h
 
 
 def cost_usd_per_million_samples(price_usd_per_h: Floats | float, pipeline_s: Floats | float) -> Floats:

@@ -31,6 +31,8 @@ SWITCHES = ("transfer", "all-reduce", "pull-push", "memory", "fill-drain", "bill
 """What can be left out of ``full`` mode, one by one."""
 BOTH_WAYS = 2.0
 """Activations and rows travel forward, their gradients back, in equal number of bytes."""
+RING_PASSES = 2.0
+"""A ring all-reduce scatters sums, then gathers them: every byte passes a link twice."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,13 +96,6 @@ class Boundaries:
         crossing = float(self.link_s_per_byte.max()) * float(self.cut_bytes.sum())
         return 2 * BOTH_WAYS * (crossing + float(self.latency_s_per_sample.max()) * len(self.cut_bytes))
 
-    def of_first(self, count: int) -> Boundaries:
-        """Those of the first ``count`` layers alone."""
-        cut_bytes = np.append(self.cut_bytes[:count], 0.0)
-        return Boundaries(
-            cut_bytes=cut_bytes, link_s_per_byte=self.link_s_per_byte, latency_s_per_sample=self.latency_s_per_sample
-        )
-
 
 def paper_terms(costs: CostTable, cluster: Cluster) -> tuple[Floats, Bools]:
     """(L, T, 4) and (L, T): times as they stand in the table, and which types can run a layer."""
@@ -139,7 +134,7 @@ def full_terms(costs: CostTable, cluster: Cluster, full: FullMode) -> tuple[Floa
         if full.has("pull-push"):
             terms[position, :, 5] = BOTH_WAYS * layer.touched_bytes_per_sample * own_s
         if full.has("all-reduce") and not layer.is_table:
-            terms[position, :, 4] = BOTH_WAYS * layer.parameter_bytes * reduce_s / costs.batch_size
+            terms[position, :, 4] = RING_PASSES * layer.parameter_bytes * reduce_s / costs.batch_size
         if full.has("memory"):
             held = costs.batch_size * layer.output_bytes_per_sample
             each = 0.0 if layer.is_table else copies * trained

@@ -158,18 +158,6 @@ class CostTable:
         )
         return replace(self, layers=layers)
 
-    def scaled(self, batch_size: int) -> CostTable:
-        """The same table for another batch size, times taken as proportional to it."""
-        ratio = batch_size / self.batch_size
-        costs = {
-            name: {
-                kind: replace(cost, compute_s=cost.compute_s * ratio, communication_s=cost.communication_s * ratio)
-                for kind, cost in row.items()
-            }
-            for name, row in self.costs.items()
-        }
-        return replace(self, batch_size=batch_size, costs=costs)
-
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; ``from_dict`` gives an equal table back."""
         return {

@@ -7,7 +7,7 @@ names and cycles. Amounts are per sample of the batch, so that they hold for any
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from heterps_compile.errors import GraphError
@@ -122,6 +122,18 @@ class LayerGraph:
     def names(self) -> tuple[str, ...]:
         """Layer names in execution order."""
         return tuple(self._by_name)
+
+    def with_lazy_tables(self) -> LayerGraph:
+        """The same graph where gradients of tables hold the rows that were looked up, as under ``train_step``."""
+        layers = tuple(
+            replace(
+                layer, backward_bytes_per_sample=min(layer.backward_bytes_per_sample, layer.forward_bytes_per_sample)
+            )
+            if layer.lookups
+            else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=layers)
 
     def digraph(self) -> nx.DiGraph[str]:
         """A networkx copy of the graph: nodes carry ``layer``, edges ``bytes_per_sample``."""

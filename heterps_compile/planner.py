@@ -47,6 +47,7 @@ def plan(
     microbatches: int = 8,
     samples: float | None = None,
     data_rate: float | None = None,
+    time_limit_s: float = 60.0,
 ) -> Plan:
     """Plan ``model(*example_inputs)`` for ``cluster`` (:func:`this_machine` by default).
 
@@ -71,6 +72,7 @@ def plan(
         microbatches=microbatches,
         samples=samples,
         data_rate=data_rate,
+        time_limit_s=time_limit_s,
     )
     return plan_costs(costs, fleet, request)
 
@@ -83,15 +85,17 @@ def this_machine() -> Cluster:
 def model_costs(
     model: nn.Module, example_inputs: Sequence[Any], cluster: Cluster, profile: ProfileMode = "auto"
 ) -> CostTable:
-    """What each layer costs on each type of ``cluster``; ``auto`` estimates a model on torch's ``meta`` device."""
+    """What each layer costs on each type of ``cluster``, trained under ``train_step``: gradients of tables hold the
+    rows that were looked up. ``auto`` estimates a model on torch's ``meta`` device.
+    """
     if profile == "auto" and any(parameter.is_meta for parameter in model.parameters()):
         profile = "estimate"
     if any(resource.device == "sim" for resource in cluster):
         with contextlib.suppress(DeviceError):  # only running the plan here needs the device
             sim.install()  # before measuring runs this process's first backward pass
-    measure = Profile(mode=profile, runs_as=lambda stage: Lower()(stage).run)
+    measure = Profile(mode=profile, runs_as=lambda stage: Lower(lazy_tables=True)(stage).run)
     graphs = _graphs(model, example_inputs)
-    return _chain([measure(c.gm, Trace()(c.gm, c.example_inputs), cluster) for c in graphs])
+    return _chain([measure(c.gm, Trace()(c.gm, c.example_inputs).with_lazy_tables(), cluster) for c in graphs])
 
 
 def model_graph(model: nn.Module, example_inputs: Sequence[Any]) -> LayerGraph:

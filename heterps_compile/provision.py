@@ -21,6 +21,7 @@ from heterps_compile.cost_model import (
     fewest_units,
     memory_share,
     stage_time_s,
+    time_worth_s,
     units_needed,
 )
 from heterps_compile.cost_terms import Boundaries
@@ -170,7 +171,7 @@ def next_time_s(realised_s: float, price_usd_per_h: float, best_cost: float) -> 
 
     Faster pipelines cost at least this price per hour, so they must be faster by the ratio of the costs.
     """
-    worth = best_cost * 3600.0 / 1e6 / price_usd_per_h if price_usd_per_h > 0 else 0.0
+    worth = float(time_worth_s(best_cost, price_usd_per_h)) if price_usd_per_h > 0 else 0.0
     return min(realised_s, worth) * STEP
 
 
@@ -205,7 +206,7 @@ def score(
         if step + 1 == steps:
             break
         with np.errstate(invalid="ignore", divide="ignore"):
-            worth = best[rows] * 3600.0 / 1e6 / price
+            worth = time_worth_s(best[rows], price)
             next_s = np.minimum(slowest, np.where(price > 0, worth, 0.0)) * STEP
         active = fits & (next_s > 0)
         if active.any():

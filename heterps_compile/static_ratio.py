@@ -19,14 +19,13 @@ import numpy as np
 
 from heterps_compile.cluster import ResourceType
 from heterps_compile.cost_model import CostModel, Floats, Ints, cost_usd_per_million_samples, stage_time_s
+from heterps_compile.cost_terms import BOTH_WAYS
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError
 from heterps_compile.provision import Provision, Stages
 
 SERVERS_PER_WORKER = 1.0
 """A parameter-server core beside each worker, the usual layout of a CPU job; the paper gives no number."""
-PULL_AND_PUSH = 2.0
-"""Rows travel to the worker, their gradients back."""
 ROUNDING = 1e-9
 """Part by which a quotient may miss the whole number it stands for."""
 
@@ -98,7 +97,7 @@ def sta_ps_ratio(
     if workers.slowest_s > model.slowest_s * (1 + ROUNDING):
         return None
     price = servers * server.price_usd_per_h
-    cost = float(cost_usd_per_million_samples(price, max(workers.slowest_s, serving_s)))
+    cost = float(cost_usd_per_million_samples(price, model.paid_s(max(workers.slowest_s, serving_s))))
     return Served(
         workers=workers,
         server_units=servers,
@@ -124,7 +123,7 @@ def parameter_server_units(costs: CostTable, resource: ResourceType, throughput:
 def served_s(costs: CostTable, resource: ResourceType, servers: int) -> float:
     """Seconds per sample in which ``servers`` cores send the rows of the tables and take their gradients."""
     touched = sum(layer.touched_bytes_per_sample for layer in costs.layers)
-    return PULL_AND_PUSH * touched / resource.network_bytes_per_s / servers if resource.network_bytes_per_s else 0.0
+    return BOTH_WAYS * touched / resource.network_bytes_per_s / servers if resource.network_bytes_per_s else 0.0
 
 
 def shared_out(count: int, need: Floats) -> Floats:

@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from heterps_compile import cache
+from heterps_compile.catalog import CATALOG
 from heterps_compile.cluster import (
     ASSUMED_LATENCY_S,
     ASSUMED_NETWORK_BYTES_PER_S,
@@ -106,7 +107,8 @@ class Profile:
         self, gm: fx.GraphModule, graph: LayerGraph, resource: ResourceType, device: torch.device
     ) -> dict[str, LayerCost]:
         """Layers that run alone; equal content is measured once."""
-        cores = min(num_cores(), max(1, resource.limit)) if device.type == "cpu" else 1
+        here = resource.limit <= num_cores()  # what two threads cost each other says nothing of hundreds of cores
+        cores = max(1, resource.limit) if device.type == "cpu" and here else 1
         found: dict[str, tuple[float, float] | None] = {}
         costs: dict[str, LayerCost] = {}
         for layer in graph:
@@ -123,7 +125,7 @@ class Profile:
     def _fit(
         self, run: LayerRun, batch_size: int, device: torch.device, cores: int, prior: float
     ) -> tuple[float, float] | None:
-        """Seconds on one unit, and alpha from less work per unit: more cores, or half the batch. None if it cannot run.
+        """Seconds on one unit, and alpha from less work per unit: half the batch, or more cores. None if it cannot run.
 
         More cores that take longer than one say that others use them now, not that the layer is serial: left out.
         """
@@ -163,7 +165,8 @@ class Profile:
 def device_of(resource: ResourceType, *, simulated: bool = False) -> torch.device | None:
     """The device here that is one unit of this type, or None."""
     if resource.device == "cpu":
-        return torch.device("cpu")
+        elsewhere = resource.name in CATALOG and resource.name != "cpu"  # a core of some cloud's, with rates of its own
+        return None if elsewhere else torch.device("cpu")
     if resource.device == "sim" and simulated:
         return torch.device("sim", 0)
     if resource.device == "cuda" and torch.cuda.is_available():

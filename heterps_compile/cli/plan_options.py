@@ -49,7 +49,12 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
         choices=tuple(OPTIMIZER_SLOTS),
         help="full mode: whose state takes memory; default: adam for a model, what the table says for --costs",
     )
-    command.add_argument("--min-throughput", type=positive, metavar="R", help="samples per second to reach (the floor)")
+    command.add_argument(
+        "--min-throughput",
+        type=positive,
+        metavar="R",
+        help="samples per second to reach (the floor); needed, or --data-rate is",
+    )
     command.add_argument(
         "--pin",
         action="append",
@@ -118,9 +123,13 @@ def request_of(arguments: argparse.Namespace) -> Request:
     from heterps_compile.planning import Request
 
     if arguments.min_throughput is None and arguments.data_rate is None and not arguments.frontier:
-        raise UsageError("how fast the plan must be is not said", hint="give --min-throughput R, in samples per second")
+        raise UsageError("how fast the plan must be is not said", hint="give --min-throughput R or --data-rate R")
     if arguments.frontier and arguments.policy not in (None, "exact"):
         raise UsageError(f"--frontier plans by exact, not by {arguments.policy}", hint="leave --policy out")
+    if arguments.frontier and arguments.data_rate:
+        raise UsageError("--frontier goes through all throughputs, --data-rate names one", hint="leave one of them out")
+    if arguments.costs and arguments.profile != "auto":
+        raise UsageError(f"--profile {arguments.profile} looks at a model, and --costs is a table", hint="leave it out")
     for name in ("svg", "html"):
         if getattr(arguments, name) and not arguments.frontier:
             raise UsageError(f"--{name} draws cost against throughput", hint="give --frontier as well")

@@ -73,7 +73,8 @@ def simulate(arguments: argparse.Namespace) -> int:
     if arguments.json and arguments.json != STDOUT:
         Path(arguments.json).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         print(f"heterps: wrote {arguments.json}", file=sys.stderr)
-    print(json.dumps(figures, indent=1) if arguments.json == STDOUT else text(plan, run, load, costs.batch_size))
+    samples = costs.batch_size / plan.microbatches
+    print(json.dumps(figures, indent=1) if arguments.json == STDOUT else text(plan, run, load, samples))
     return 0
 
 
@@ -84,7 +85,7 @@ def _microbatches(arguments: argparse.Namespace, plan: Plan) -> int:
     return plan.microbatches if plan.microbatches > 1 else DEFAULT_MICROBATCHES
 
 
-def text(plan: Plan, run: Simulation, load: Load, batch_size: int) -> str:
+def text(plan: Plan, run: Simulation, load: Load, samples: float) -> str:
     """Predicted beside simulated, how long filling and draining take, and how busy each stage is."""
     from heterps_compile.report.columns import align
 
@@ -95,7 +96,7 @@ def text(plan: Plan, run: Simulation, load: Load, batch_size: int) -> str:
     ]
     workers = sum(stage.replicas for stage in plan.stages)
     head = (
-        f"{load.microbatches:,} microbatches of {batch_size:,} samples on {workers:,} replicas ({load.dispatch} "
+        f"{load.microbatches:,} microbatches of {samples:,.0f} samples on {workers:,} replicas ({load.dispatch} "
         f"dispatch, jitter {load.jitter:.0%}) take {run.makespan_s:.4g} s:\n"
         f"{run.fill_share:.1%} passes before the last stage starts, {run.drain_share:.1%} after the first has ended"
     )
@@ -119,7 +120,9 @@ def in_short(plan: Plan, costs: CostTable, cluster: Cluster | None) -> str:
     if plan.microbatches < 2 or len(plan.stages) < 2:
         return line
     off = run.overall_samples_per_s / run.predicted_overall_samples_per_s - 1
-    return f"{line}, {run.overall_samples_per_s:,.0f} ({off:+.1%}) filled and drained"
+    line += f", {run.overall_samples_per_s:,.0f} ({off:+.1%}) filled and drained"
+    missed = plan.feasible and plan.min_throughput and run.overall_samples_per_s < plan.min_throughput
+    return f"{line};\nthat is below the floor: ask for {-off:.0%} more, or more microbatches" if missed else line
 
 
 def _compared(what: str, predicted: float, simulated: float) -> tuple[str, str, str, str]:

@@ -45,7 +45,9 @@ def plan_costs(costs: CostTable, cluster: Cluster | None = None, request: Reques
         stages = stages_of(model, decision.found.chosen, costs)
         plan = plan_of(model, decision, stages, costs, fleet, request)
     if request.replicas and plan.feasible:
-        plan = topped_up(plan, model, fleet, request.replicas)
+        plan = replace(
+            topped_up(plan, model, fleet, request.replicas), resources=(cluster or costs.cluster()).resources
+        )
     plan = replace(plan, planning_s=time.perf_counter() - started)
     plan.validate(costs, fleet)
     check_predictions(plan, costs, fleet)

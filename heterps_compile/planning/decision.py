@@ -16,7 +16,7 @@ from heterps_compile.passes.place import POLICIES, Found, num_placements
 from heterps_compile.passes.place.bayesian import INSTALL, available
 from heterps_compile.passes.place.rules import RULES, candidates
 from heterps_compile.planning.request import Request
-from heterps_compile.provision import provision
+from heterps_compile.provision import Provision, provision
 
 CHEAP_POLICIES = ("cpu-only", "gpu-only", "heuristic", "greedy")
 MAX_COMPARED_PLACEMENTS = 2_000_000
@@ -61,6 +61,8 @@ def decide(model: CostModel, request: Request) -> Decision:
     proven = runs["exact"].lower_bound >= least.cost * (1 - SAME)
     optimum = least.cost if proven else runs["exact"].lower_bound
     taken, notes = _take(policy, runs, quick, proven)
+    if policy is None and taken == "rl":
+        taken = _fastest_of_equals(model, runs, taken)
     return Decision(
         policy=taken,
         found=runs.get(taken, runs["exact"]) if np.isfinite(runs["exact"].lower_bound) else runs["exact"],
@@ -69,6 +71,18 @@ def decide(model: CostModel, request: Request) -> Decision:
         alternatives={name: found for name, found in runs.items() if name != taken},
         notes=(*notes, *runs["exact"].notes, *_left_out(request)),
     )
+
+
+def _fastest_of_equals(model: CostModel, runs: Mapping[str, Found], taken: str) -> str:
+    """The policy whose plan is the fastest of those that cost the same: what is rented anyway may as well be used."""
+    equals = [name for name, found in runs.items() if found.cost <= runs[taken].cost * (1 + SAME)]
+    times = {name: made.slowest_s for name in equals if (made := _provisioned(model, runs[name])) is not None}
+    fastest = min(times, key=lambda name: times[name])
+    return fastest if times[fastest] < times[taken] * (1 - SAME) else taken
+
+
+def _provisioned(model: CostModel, found: Found) -> Provision | None:
+    return None if found.chosen is None else provision(model, found.chosen)
 
 
 def _left_out(request: Request) -> tuple[str, ...]:

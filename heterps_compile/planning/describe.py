@@ -14,6 +14,7 @@ from heterps_compile.costs import CostTable
 from heterps_compile.errors import InfeasibleError
 from heterps_compile.passes.fuse import Fuse
 from heterps_compile.passes.place import Found, fastest
+from heterps_compile.passes.place.exact import exact as exact_policy
 from heterps_compile.passes.place.rules import RULES, candidates
 from heterps_compile.planning.decision import SAME, Decision
 from heterps_compile.planning.prediction import predict, stage_times
@@ -78,7 +79,7 @@ def infeasible(model: CostModel, decision: Decision, costs: CostTable, cluster: 
     reached = max(
         (fastest(option, request.time_limit_s) for option in options), key=lambda r: r.throughput_samples_per_s
     )
-    binds = reached.binds
+    binds = (*reached.binds, *_pins_that_bind(model, costs, cluster, request))
     if np.isfinite(exact.cost):
         binds = (
             *binds,
@@ -93,6 +94,16 @@ def infeasible(model: CostModel, decision: Decision, costs: CostTable, cluster: 
     return replace(plan, feasible=False, min_throughput=model.min_throughput, binds=binds)
 
 
+def _pins_that_bind(model: CostModel, costs: CostTable, cluster: Cluster, request: Request) -> tuple[str, ...]:
+    """The pins, where the floor is within reach without them."""
+    if not request.pin:
+        return ()
+    free = CostModel.of(costs, cluster, model.min_throughput, None, model.full)
+    if exact_policy(free, time_limit_s=request.time_limit_s, first=True).chosen is None:
+        return ()
+    return ("the pins " + ", ".join(f"{glob}={kind}" for glob, kind in request.pin.items()),)
+
+
 def topped_up(plan: Plan, model: CostModel, cluster: Cluster, replicas: Mapping[str, int]) -> Plan:
     """Give the units that ``replicas`` forces beyond the plan's to the slowest stages of their type."""
     units = [stage.replicas for stage in plan.stages]
@@ -103,6 +114,7 @@ def topped_up(plan: Plan, model: CostModel, cluster: Cluster, replicas: Mapping[
             units[max(mine, key=lambda i: times[i])] += 1
     found = predict(model, cluster, _with_units(plan.stages, units))
     forced = ", ".join(f"{count} {name}" for name, count in replicas.items())
+    extra = found.cost_usd_per_million_samples / plan.cost_usd_per_million_samples - 1
     return replace(
         plan,
         stages=found.stages,
@@ -110,8 +122,15 @@ def topped_up(plan: Plan, model: CostModel, cluster: Cluster, replicas: Mapping[
         throughput_samples_per_s=found.throughput_samples_per_s,
         price_usd_per_h=found.price_usd_per_h,
         cost_usd_per_million_samples=found.cost_usd_per_million_samples,
-        gap_to_optimum=_gap(found.cost_usd_per_million_samples, plan.optimum_usd_per_million_samples),
-        notes=(*plan.notes, f"units were forced: {forced}"),
+        optimum_usd_per_million_samples=0.0,  # the optimum of all fleets says nothing of one with forced units
+        optimum_proven=False,
+        gap_to_optimum=0.0,
+        alternatives={},
+        reasons=(),
+        notes=(
+            *plan.notes,
+            f"units were forced: {forced}; that costs {extra:+.1%}",
+        ),
     )
 
 
@@ -137,7 +156,7 @@ def _alternative(model: CostModel, found: Found) -> Alternative:
 def _fixed_ratios(model: CostModel, decision: Decision, costs: CostTable, cluster: Cluster) -> dict[str, Alternative]:
     """What the same placement costs with units in fixed ratios, as the paper's baselines provision."""
     chosen = decision.found.chosen
-    if chosen is None or model.billed_s is not None:  # they know no least payment
+    if chosen is None:
         return {}
     found: dict[str, Provision | Served | None] = {"StaRatio": sta_ratio(model, chosen)}
     servers = [resource for resource in cluster if not resource.is_accelerator]

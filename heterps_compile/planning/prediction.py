@@ -118,8 +118,8 @@ def _memory_notes(model: CostModel, ragged: Stages, stages: tuple[Stage, ...]) -
     terms[:, 6:] = 0.0
     enough = fewest_units(terms, ragged.stage_limit_s(np.array([model.slowest_s])))
     return tuple(
-        f"stage {index + 1} would reach the floor with {int(count)} {stage.resource}; the other "
-        f"{stage.replicas - int(count)} are there to hold and serve its tables, shared row by row"
+        f"stage {index + 1} would reach the floor with {int(count)} {stage.resource}; {stage.replicas} are rented to "
+        "hold and serve its tables, shared row by row"
         for index, (stage, count) in enumerate(zip(stages, enough, strict=True))
         if stage.bound_by == "memory" and count < stage.replicas
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from heterps_compile.cost_model import FullMode
 from heterps_compile.errors import OptionError
@@ -41,6 +41,13 @@ class Request:
     time_limit_s: float = 60.0
 
     def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise OptionError(f"mode is {self.mode!r} (allowed: {', '.join(get_args(Mode))})")
+        if self.data_rate and self.min_throughput and self.min_throughput > self.data_rate:
+            raise OptionError(
+                f"min_throughput is {self.min_throughput:g} where {self.data_rate:g} samples per second arrive "
+                "(allowed: at most the data rate)"
+            )
         if self.data_rate is not None and self.mode == "paper":
             raise OptionError("data_rate is given in paper mode, which pays by the sample", hint="ask for mode full")
 

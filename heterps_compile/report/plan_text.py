@@ -71,7 +71,7 @@ def _training(plan: PlanFacts) -> list[str]:
     if not plan.samples or plan.throughput_samples_per_s <= 0:
         return []
     cost = usd(plan.cost_usd_per_million_samples * plan.samples / 1e6)
-    takes = duration(plan.samples / plan.throughput_samples_per_s)
+    takes = duration(plan.samples / min(plan.throughput_samples_per_s, plan.data_rate or float("inf")))
     return [f"The whole training of {plan.samples:,.0f} samples: {cost} in {takes}."]
 
 
@@ -83,7 +83,13 @@ def _rent(plan: PlanFacts) -> list[str]:
         count, price = plan.provision[resource.name], resource.price_usd_per_h
         amounts = (f"{count:,}", f"{resource.limit:,}", f"{resource.limit - count:,}")
         rows.append(
-            (resource.name, *amounts, dollars(price), dollars(price * count), plan.sources.get(resource.name, "given"))
+            (
+                f"{resource.name} (spot)" if resource.spot else resource.name,
+                *amounts,
+                dollars(price),
+                dollars(price * count),
+                plan.sources.get(resource.name, "given"),
+            )
         )
     lines = align(rows, right=(1, 2, 3, 4, 5)) if used else []
     idle = [f"{r.name} ({r.limit:,})" for r in plan.resources if not plan.provision.get(r.name)]

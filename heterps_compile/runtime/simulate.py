@@ -139,13 +139,13 @@ def simulate(stages: tuple[SimulatedStage, ...], load: Load) -> Simulation:
 
 
 def simulate_plan(plan: Plan, costs: CostTable, cluster: Cluster | None = None, load: Load = Load()) -> Simulation:
-    """Run a plan on its own costs; a microbatch is ``costs.batch_size`` samples, whatever ``load`` says.
+    """Run a plan on its own costs; a microbatch is what the plan cuts a batch into, whatever ``load`` says.
 
     Raises :class:`PlanError` for a plan of other layers, other types or none.
     """
     fleet = cluster or costs.cluster()
     plan.validate(costs, fleet)
-    load = replace(load, samples=float(costs.batch_size))
+    load = replace(load, samples=costs.batch_size / plan.microbatches)
     return simulate(_stages(plan, costs, fleet, load) if plan.stages else (), load)
 
 
@@ -226,8 +226,6 @@ def _in_order(ready: Times, times: Times) -> Times:
     """When each is done, one served after the other down a column: ``end[i] = max(ready[i], end[i-1]) + times[i]``.
 
     Unrolled: ``end[i] = max over j <= i of ready[j] + times[j] + ... + times[i]`` (Lindley 1952).
-
-    Unrolled: ``end[i] = max over j <= i of ready[j] + times[j] + ... + times[i]``.
     """
     total = np.cumsum(times, axis=0)
     waits: Times = np.maximum.accumulate(ready - (total - times), axis=0)

@@ -15,12 +15,10 @@ import numpy as np
 from heterps_compile.cost_model import Bools, CostModel, Ints, cost_usd_per_million_samples
 from heterps_compile.passes.place.coarse import coarse_start
 from heterps_compile.passes.place.found import Found
-from heterps_compile.passes.place.incumbent import Incumbent, provision_at
+from heterps_compile.passes.place.incumbent import Incumbent
 from heterps_compile.passes.place.intervals import IntervalSearch
 from heterps_compile.passes.place.staged import cheapest
 from heterps_compile.provision import EQUAL
-
-__all__ = ["exact", "provision_at"]
 
 PATIENCE_S = 5.0
 """For the bound of a long chain in full mode, which the search cannot close."""

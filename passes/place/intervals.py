@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from heterps_compile.cost_model import CostModel, Floats, cost_usd_per_million_samples
+from heterps_compile.cost_model import CostModel, Floats, cost_usd_per_million_samples, time_worth_s
 from heterps_compile.passes.place.incumbent import Incumbent, provision_at
 from heterps_compile.passes.place.limits import Limited, Wanted, cheapest_within_limits
 from heterps_compile.passes.place.staged import cheapest
@@ -117,7 +117,7 @@ class IntervalSearch:
     def _limited(self, interval: Interval, cut_s: float) -> Limited:
         low_s = interval.low_s or cut_s / 2
         wanted = Wanted(
-            price=price_worth(self.known.cost, float(self.model.paid_s(low_s))),
+            price=float(time_worth_s(self.known.cost, self.model.paid_s(low_s))),
             thorough=interval.price == 0 or interval.narrow,
             multipliers=interval.multipliers,
             deadline=self.deadline,
@@ -130,7 +130,7 @@ class IntervalSearch:
         """Keep what of an interval can still hold something cheaper."""
         high_s, stuck = interval.high_s, interval.stuck
         if interval.price > 0:
-            high_s = min(high_s, price_worth(self.known.cost, interval.price))  # cost / price is a time
+            high_s = min(high_s, float(time_worth_s(self.known.cost, interval.price)))  # cost / price is a time
             stuck &= high_s == interval.high_s
         bound = max(bound, float(cost_usd_per_million_samples(interval.price, self.model.paid_s(interval.low_s))))
         if interval.low_s < high_s and bound < self.known.cost * EQUAL:
@@ -146,8 +146,3 @@ class IntervalSearch:
         relief = float(multipliers @ np.where(multipliers > 0, self.model.limit, 0.0))
         fractional = cheapest(self.model, self.prefix, time_s, weight, weight).fractional
         return float(cost_usd_per_million_samples(fractional - relief, self.model.paid_s(time_s)))
-
-
-def price_worth(cost: float, time_s: float) -> float:
-    """USD/h at which a pipeline of ``time_s`` per sample costs ``cost`` USD per million samples; or the reverse."""
-    return cost * 3600.0 / 1e6 / time_s

@@ -16,10 +16,10 @@ import numpy as np
 
 from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, fewest_units
 from heterps_compile.passes.place.dynamic import blocked_before, other_minimum
+from heterps_compile.passes.place.incumbent import usage_at
 from heterps_compile.passes.place.milp import Solved, milp_within_limits
 from heterps_compile.passes.place.staged import cheapest
 from heterps_compile.passes.place.staged_milp import milp_staged
-from heterps_compile.provision import Stages
 
 FIRST_ROUNDS, ROUNDS = 40, 12
 """Rounds of the multipliers while no plan is known, and after that, when they start from those of a time nearby."""
@@ -123,14 +123,6 @@ def _settled(search: _Search, solved: Solved) -> Limited:
     return search.result()
 
 
-def usage_of(model: CostModel, chosen: Ints, time_s: float) -> Floats:
-    """Whole units of each type that ``chosen`` needs to be at most ``time_s`` slow."""
-    stages = Stages.of(model, chosen[None])
-    units = stages.fewest(time_s)
-    usage: Floats = np.bincount(stages.kind, units, model.num_types).astype(float)
-    return usage
-
-
 def stage_units(model: CostModel, prefix: Floats, time_s: float) -> Floats:
     """(L + 1, L + 1, T): whole units of a stage from cut i to cut j; inf where there is no such stage."""
     cuts = model.num_layers + 1
@@ -206,7 +198,7 @@ def _look(model: CostModel, prefix: Floats, time_s: float, search: _Search, mult
     if result.chosen is None:
         search.bound = float("inf")
         return np.zeros(model.num_types)
-    usage = usage_of(model, result.chosen, time_s)
+    usage = usage_at(model, result.chosen, time_s)
     if not np.isfinite(usage).all():  # a chain without its boundaries may be a placement that is never so fast
         search.bound = max(search.bound, result.value - float(multipliers @ limit))
         return np.zeros(model.num_types)

@@ -108,8 +108,8 @@ def _slowest_layer(model: CostModel) -> str:
     least = np.where(model.allowed, serial, np.inf).min(axis=1)
     worst = int(np.argmax(least))
     fastest_type = model.types[int(np.argmin(np.where(model.allowed, serial, np.inf)[worst]))]
-    if least[worst] <= 0:
-        return "the serial parts of the layers, which no number of units shortens"
+    if least[worst] < model.slowest_s:
+        return "the serial parts of neighbouring layers and what stages exchange, which no number of units shortens"
     return (
         f"the part of layer {model.layers[worst]} that more units do not shorten: at most "
         f"{1 / least[worst]:,.0f} samples/s on {fastest_type}, its fastest type"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from heterps_compile import cost_model
+from heterps_compile.cluster import Cluster, Link
 from heterps_compile.cost_model import CostModel, FullMode, Ints
 from heterps_compile.cost_terms import cut_bytes
 from heterps_compile.costs import CostTable
@@ -185,6 +186,19 @@ def test_the_dynamic_programme_is_exact_for_three_types(seed: int) -> None:
     assert found.fractional <= min(prices) * (1 + 1e-12)
 
 
+def test_a_link_given_between_types_is_what_their_boundary_takes() -> None:
+    table = random_table(5, num_layers=2, num_types=2, most_units=9)
+    costs, resources = table_of(table), table_of(table).resources
+    slow = Cluster(resources=resources, links=(Link(between=("t0", "t1"), bandwidth_bytes_per_s=1e6, latency_s=0.0),))
+    model = CostModel.of(costs, slow, None, full=FullMode(microbatches=MICROBATCHES))
+    alone = CostModel.of(costs, slow, None, full=FullMode(microbatches=MICROBATCHES, without=("transfer",)))
+    apart = np.array([[0, 1]])
+    added = Stages.of(model, apart).terms - Stages.of(alone, apart).terms
+    crossing = 2 * cut_bytes(costs)[1] / 1e6
+    np.testing.assert_allclose(added[:, 3], [crossing, crossing])
+    np.testing.assert_allclose(added[:, 2], 0.0, atol=1e-18)
+
+
 def test_without_its_terms_full_mode_is_paper_mode() -> None:
     table = random_table(3, num_layers=5, num_types=3, most_units=40)
     table["edges"] = []  # then communication is as the table says, in both
@@ -236,7 +250,7 @@ def test_tables_too_large_for_one_unit_are_shared_by_several() -> None:
     assert stage.replicas >= 5
     assert stage.memory_bytes <= 8e9
     assert stage.bound_by == "memory"
-    assert any("to hold and serve its tables" in note for note in plan.notes)
+    assert any("hold and serve its tables" in note for note in plan.notes)
 
 
 def test_a_floor_that_memory_rules_out_says_so() -> None:

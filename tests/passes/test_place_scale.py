@@ -14,9 +14,9 @@ from heterps_compile.costs import CostTable
 from heterps_compile.passes.place import POLICIES, intervals, limits
 from heterps_compile.passes.place.dynamic import cheapest
 from heterps_compile.passes.place.improve import LONG_CHAIN, improve, joined, stage_moves
-from heterps_compile.passes.place.incumbent import Incumbent
+from heterps_compile.passes.place.incumbent import Incumbent, usage_at
 from heterps_compile.passes.place.intervals import IntervalSearch
-from heterps_compile.passes.place.limits import Wanted, cheapest_within_limits, usage_of
+from heterps_compile.passes.place.limits import Wanted, cheapest_within_limits
 from heterps_compile.passes.place.search import all_placements, random_placements
 from heterps_compile.provision import provision
 
@@ -59,7 +59,7 @@ def test_starts_that_are_left_out_never_win(seed: int) -> None:
         expected = least_sum(model, fewest_units, model.slowest_s * factor)
         assert found.value == pytest.approx(expected, rel=1e-12)
         if found.chosen is not None:
-            assert price @ usage_of(model, found.chosen, model.slowest_s * factor) == pytest.approx(expected, rel=1e-12)
+            assert price @ usage_at(model, found.chosen, model.slowest_s * factor) == pytest.approx(expected, rel=1e-12)
             fractional = least_sum(model, units_needed, model.slowest_s * factor)
             assert found.fractional == pytest.approx(fractional, rel=1e-12)
 
@@ -71,7 +71,7 @@ def test_prices_within_limits_against_all_placements(thorough: bool) -> None:
     for seed in range(0, 90, 3):
         model = small_model(seed)
         time_s = model.slowest_s
-        usages = [usage_of(model, row, time_s) for block in all_placements(model) for row in block]
+        usages = [usage_at(model, row, time_s) for block in all_placements(model) for row in block]
         prices = [float(model.price_usd_per_h @ u) for u in usages if (u <= model.limit).all()]
         least = min(prices, default=np.inf)
         start = np.random.default_rng(seed).uniform(0, 2, model.num_types) * model.price_usd_per_h
@@ -80,7 +80,7 @@ def test_prices_within_limits_against_all_placements(thorough: bool) -> None:
         limited = cheapest_within_limits(free, free.prefix, time_s, wanted)
         assert limited.bound <= least * (1 + 1e-9)
         for placement in limited.fitting:
-            assert (usage_of(model, placement, time_s) <= model.limit).all()
+            assert (usage_at(model, placement, time_s) <= model.limit).all()
         if limited.exact and not model.bound:
             assert limited.bound == pytest.approx(least, rel=1e-9)
             proven += 1

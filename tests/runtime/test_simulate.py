@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from heterps_compile.costs import CostTable
 from heterps_compile.errors import OptionError, PlanError
-from heterps_compile.planning import Request, plan_costs
+from heterps_compile.planning import Mode, Request, plan_costs
 from heterps_compile.plans import Plan, Stage
 from heterps_compile.runtime.simulate import Dispatch, Load, SimulatedStage, Simulation, simulate, simulate_plan
 
@@ -164,15 +164,15 @@ def _by_hand(costs: CostTable, plan: Plan) -> float:
 
 
 @pytest.mark.parametrize("mode", ["paper", "full"])
-def test_what_the_planner_makes_runs_as_predicted(mode: str) -> None:
-    costs, plan = planned(90_000.0)
-    run = simulate_plan(replace(plan, mode=mode), costs, load=Load(microbatches=200))
+def test_what_the_planner_makes_runs_as_predicted(mode: Mode) -> None:
+    costs, plan = planned(90_000.0, mode)
+    run = simulate_plan(plan, costs, load=Load(microbatches=plan.microbatches if mode == "full" else 200))
     assert abs(run.error) < 0.02
-    if mode == "paper":
-        assert run.predicted_samples_per_s == pytest.approx(plan.throughput_samples_per_s)
+    predicted = run.predicted_overall_samples_per_s if mode == "full" else run.predicted_samples_per_s
+    assert predicted == pytest.approx(plan.throughput_samples_per_s)
 
 
-def planned(min_throughput: float) -> tuple[CostTable, Plan]:
+def planned(min_throughput: float, mode: Mode = "paper") -> tuple[CostTable, Plan]:
     costs = CostTable.from_dict(
         {
             "batch_size": 1000,
@@ -188,7 +188,7 @@ def planned(min_throughput: float) -> tuple[CostTable, Plan]:
             "edges": [["emb", "fc", 1000.0]],
         }
     )
-    return costs, plan_costs(costs, None, Request(min_throughput=min_throughput, policy="exact"))
+    return costs, plan_costs(costs, None, Request(min_throughput=min_throughput, policy="exact", mode=mode))
 
 
 def test_a_plan_of_other_layers_is_refused() -> None:
