@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ from heterps_compile.catalog import CATALOG
 from heterps_compile.cluster import Cluster, ResourceType
 from heterps_compile.costs import CostLayer, CostTable, LayerCost
 from heterps_compile.errors import FileFormatError, OptionError, PlanError
+from heterps_compile.planning import Mode, Request, plan_costs
 from heterps_compile.plans import Alternative, Plan, Reason, Stage
 
 FLEET = """\
@@ -328,3 +331,12 @@ def test_a_broken_plan_file_is_one_line(field: str, value: object, message: str)
     with pytest.raises(FileFormatError, match=message) as caught:
         Plan.from_dict({**plan.to_dict(), field: value})
     assert "\n" not in str(caught.value)
+
+
+def test_the_files_of_the_documentation_load_and_plan(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
+    blocks = {language: body for language, body in re.findall(r"```(yaml|json)\n(.*?)```", page, re.DOTALL)}
+    assert len(Cluster.from_dict(yaml.safe_load(blocks["yaml"]))) == 4
+    table = CostTable.from_json(blocks["json"])
+    for mode in get_args(Mode):
+        assert plan_costs(table, None, Request(min_throughput=20_000.0, mode=mode)).feasible
