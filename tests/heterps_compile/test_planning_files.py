@@ -333,9 +333,9 @@ def test_a_broken_plan_file_is_one_line(field: str, value: object, message: str)
     assert "\n" not in str(caught.value)
 
 
-def test_the_files_of_the_documentation_load_and_plan(tmp_path: Path) -> None:
+def test_the_files_of_the_documentation_load_and_plan() -> None:
     page = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
-    blocks = {language: body for language, body in re.findall(r"```(yaml|json)\n(.*?)```", page, re.DOTALL)}
+    blocks = dict(re.findall(r"```(yaml|json)\n(.*?)```", page, re.DOTALL))
     assert len(Cluster.from_dict(yaml.safe_load(blocks["yaml"]))) == 4
     table = CostTable.from_json(blocks["json"])
     for mode in get_args(Mode):
