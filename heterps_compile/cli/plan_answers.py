@@ -37,7 +37,7 @@ def plan(costs: CostTable, cluster: Cluster | None, request: Request, arguments:
         found = plan_costs(costs, cluster, request)
     text = explain(found, side_by_side=request.compare)
     if found.stages:
-        text += f"\n\n{in_short(found, costs, cluster)}"
+        text = f"{text.rstrip()}\n\n{in_short(found, costs, cluster)}"
     _give(found.to_dict(), text, arguments.json)
     return _verdict(found)
 
