@@ -78,6 +78,8 @@ class ResourceType:
         """Read one entry; fields left out come from the catalog. Raises :class:`FileFormatError`."""
         record.only(*(f.name for f in fields(cls)), "like")
         name = record.text("name")
+        if not name.isprintable():
+            record.reject("name", "printable text of one line")
         like = record.text("like", name, choices=tuple(CATALOG)) if record.has("like") else name
         stated = {field: value for field, value in record.values.items() if value is not None}
         given = Record({**_borrowed(like, stated), **stated}, record.origin, record.path)

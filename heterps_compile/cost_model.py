@@ -44,6 +44,10 @@ __all__ = ["FULL_TERMS", "TERMS", "Bools", "CostModel", "Floats", "FullMode", "I
 FLOOR_TOLERANCE = 1e-9
 """A throughput within this fraction of the floor reaches it: a floor that 12 units meet exactly is met by 12."""
 TIME_TOLERANCE = 1e-12
+MEMORY_TOLERANCE = 1e-9
+"""Memory may be overrun by this fraction: what fills it exactly fits, however the sums were rounded."""
+FREE_USD_PER_H = 1e-12
+"""What is free is planned with as good as nothing, so that no number of units is worth infinitely many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +185,7 @@ class CostModel:
             devices=tuple(r.device for r in resources),
             terms=terms,
             allowed=pinned(allowed, costs.names(), types, pin or {}, bound),
-            price_usd_per_h=np.array([r.price_usd_per_h for r in resources]),
+            price_usd_per_h=np.array([max(r.price_usd_per_h, FREE_USD_PER_H) for r in resources]),
             limit=np.array([float(r.limit) for r in resources]),
             bound=bound,
             features=layer_features(costs),
@@ -258,7 +262,7 @@ def fewest_units(terms: Floats, time_s: Floats | float) -> Floats:
     if terms.shape[-1] == len(TERMS):
         return whole_units(units_needed(terms, time_s))
     with np.errstate(divide="ignore", invalid="ignore"):
-        free = 1 - terms[..., 6]
+        free = 1 + MEMORY_TOLERANCE - terms[..., 6]
         held = np.where(terms[..., 7] > 0, terms[..., 7] / np.where(free > 0, free, 0.0), np.where(free > 0, 0, np.inf))
         units = whole_units(np.maximum(units_needed(terms, time_s), held))
         slack_s = time_s * (1 + TIME_TOLERANCE)

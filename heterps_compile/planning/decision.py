@@ -61,7 +61,7 @@ def decide(model: CostModel, request: Request) -> Decision:
     proven = runs["exact"].lower_bound >= least.cost * (1 - SAME)
     optimum = least.cost if proven else runs["exact"].lower_bound
     taken, notes = _take(policy, runs, quick, proven)
-    if policy is None and taken == "rl":
+    if policy is None and taken == "rl" and np.isfinite(runs["rl"].cost):
         taken = _fastest_of_equals(model, runs, taken)
     return Decision(
         policy=taken,

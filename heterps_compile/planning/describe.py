@@ -86,7 +86,7 @@ def infeasible(model: CostModel, decision: Decision, costs: CostTable, cluster: 
             f"policy {decision.policy}; exact reaches the floor at {exact.cost:.4g} USD per million samples",
         )
     if reached.chosen is None:
-        raise InfeasibleError(f"no placement fits the limits at any throughput: {'; '.join(binds)} binds")
+        raise InfeasibleError(f"no placement fits the limits at any throughput; in the way: {'; '.join(binds)}")
     slower = replace(model, min_throughput=reached.throughput_samples_per_s)
     stages = stages_of(slower, reached.chosen, costs)
     at = replace(decision, found=Found(chosen=None), optimum=float("inf"), proven=False)
@@ -115,6 +115,12 @@ def topped_up(plan: Plan, model: CostModel, cluster: Cluster, replicas: Mapping[
     found = predict(model, cluster, _with_units(plan.stages, units))
     forced = ", ".join(f"{count} {name}" for name, count in replicas.items())
     extra = found.cost_usd_per_million_samples / plan.cost_usd_per_million_samples - 1
+    missed = found.throughput_samples_per_s < (model.min_throughput or 0.0) * (1 - SAME)
+    idle = [name for name, count in replicas.items() if count and name not in found.provision]
+    notes = (
+        f"units were forced: {forced}; that costs {extra:+.1%}",
+        *(f"{name} has no layers, so none are rented" for name in idle),
+    )
     return replace(
         plan,
         stages=found.stages,
@@ -127,10 +133,9 @@ def topped_up(plan: Plan, model: CostModel, cluster: Cluster, replicas: Mapping[
         gap_to_optimum=0.0,
         alternatives={},
         reasons=(),
-        notes=(
-            *plan.notes,
-            f"units were forced: {forced}; that costs {extra:+.1%}",
-        ),
+        feasible=not missed,
+        binds=(f"the forced units ({forced}): replicas are in each other's way",) if missed else (),
+        notes=(*plan.notes, *notes),
     )
 
 

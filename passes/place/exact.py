@@ -42,6 +42,8 @@ def exact(
         deadline = min(deadline, time.monotonic() + PATIENCE_S)
     if start is not None:
         known.offer(model, start)
+    for index in np.flatnonzero(model.allowed.all(axis=0)).tolist():  # something is known before time can run out
+        known.offer(model, np.full(model.num_layers, index))
     groups = [group for group in model.bound if model.allowed[group[0]].sum() > 1]
     bound = _branch(model, groups, known, deadline)
     bound = known.cost if bound >= known.cost * EQUAL else bound

@@ -69,7 +69,7 @@ def provision_at(model: CostModel, chosen: Ints, time_s: float) -> tuple[float, 
     """(realised time, price per hour) of the fewest units that make ``chosen`` at most ``time_s`` slow, if they fit."""
     stages = Stages.of(model, chosen[None])
     units = stages.fewest(time_s)
-    if (np.bincount(stages.kind, units, model.num_types) > model.limit).any():
+    if not np.isfinite(units).all() or (np.bincount(stages.kind, units, model.num_types) > model.limit).any():
         return None
     return float(stages.pipeline_s(units)[0]), float(model.price_usd_per_h[stages.kind] @ units)
 

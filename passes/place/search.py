@@ -20,6 +20,8 @@ from heterps_compile.provision import provision, score
 
 MAX_BRUTE_FORCE = 20_000_000
 BLOCK = 8192
+GREEDY_STEPS = 8
+"""Points of the sweep over time by which greedy compares types; the plan it ends with is provisioned exactly."""
 
 
 def brute_force(model: CostModel, seed: int = 0, time_limit_s: float = 600.0) -> Found:
@@ -66,17 +68,20 @@ def all_placements(model: CostModel) -> Iterator[Ints]:
 
 def greedy(model: CostModel, seed: int = 0, time_limit_s: float = 20.0) -> Found:
     """Layer by layer the type with which the layers so far cost least, never looking back."""
-    del seed, time_limit_s
+    del seed
+    deadline = time.monotonic() + time_limit_s
     chosen = np.zeros(model.num_layers, dtype=np.int64)
     leader = {index: group[0] for group in model.bound for index in group[1:]}
     for position in range(model.num_layers):
+        if time.monotonic() > deadline:
+            return Found(chosen=None, notes=("greedy ran out of time",))
         if position in leader:
             chosen[position] = chosen[leader[position]]
             continue
         options = np.flatnonzero(model.allowed[position])
         tried = np.repeat(chosen[None, : position + 1], len(options), axis=0)
         tried[:, position] = options
-        scores = score(_first_layers(model, position + 1), tried)
+        scores = score(_first_layers(model, position + 1), tried, GREEDY_STEPS)
         chosen[position] = options[np.lexsort((scores.violation, scores.cost_usd_per_million_samples))[0]]
     made = provision(model, chosen)
     return Found(chosen=None) if made is None else Found(chosen=chosen, cost=made.cost_usd_per_million_samples)
