@@ -121,7 +121,8 @@ class GroupCall:
     def _allocate_side_by_side(self) -> tuple[tuple[Tensor, ...], list[int], Sequence[int]]:
         dims, dtype = self.layout.dims, self.layout.dtype
         assert dtype is not None
-        buffer = torch.empty(self.bags[0], sum(dims), dtype=dtype)
+        leading = self._shapes()[0][:-1] if self.one_buffer else self.bags[:1]
+        buffer = torch.empty((*leading, sum(dims)), dtype=dtype)
         addresses, strides = _side_by_side(buffer, dims)
         if self.one_buffer:
             return (buffer,), addresses, strides
@@ -244,7 +245,7 @@ def _side_by_side(buffer: Tensor, dims: Sequence[int]) -> tuple[list[int], list[
     for dim in dims:
         addresses.append(address)
         address += dim * size
-    return addresses, [buffer.stride(0)] * len(dims)
+    return addresses, [buffer.stride(-2)] * len(dims)
 
 
 def _chosen(structs: array[int], num_fields: int, positions: Sequence[int]) -> array[int]:
@@ -285,13 +286,17 @@ def make_call(
             bags[slot] = fields[7]
         calls.append(array("q", structs))
     side_by_side = spec.layout != "separate" and layout.dtype is not None and bags.count(bags[0]) == len(bags)
-    one_buffer = (
-        side_by_side
-        and spec.layout == "concat"
-        and not layout.leftover
-        and all(lookup.mode != "none" or i.dim() == 1 for lookup, i in zip(spec.lookups, ids, strict=True))
-    )
+    one_buffer = side_by_side and spec.layout == "concat" and not layout.leftover and _same_shape(spec, ids, bags)
     return GroupCall(spec, layout, tables, ids, offsets, weights, bags, calls, read, side_by_side, one_buffer)
+
+
+def _same_shape(spec: GroupSpec, ids: Sequence[Tensor], bags: Sequence[int]) -> bool:
+    """Whether outputs agree in all dimensions but the last."""
+    leading = [
+        i.shape if lookup.mode == "none" else torch.Size((rows,))
+        for lookup, i, rows in zip(spec.lookups, ids, bags, strict=True)
+    ]
+    return len(leading[0]) in (1, 2) and leading.count(leading[0]) == len(leading)
 
 
 def _is_index(tensor: Tensor) -> bool:

@@ -18,8 +18,9 @@ from torch import fx, nn
 
 from heterps_compile import optim
 from heterps_compile.errors import LoweringError
-from heterps_compile.fx.ops import argument, op_name, written
-from heterps_compile.fx.values import attributes
+from heterps_compile.fx.joined import Rows, is_last_dim, joined_rows
+from heterps_compile.fx.ops import mode_switch, written
+from heterps_compile.fx.values import attributes, example
 from heterps_compile.graph import Layer, LayerGraph, Lookup
 from heterps_compile.kernels.lookup import lookup_group, prepare
 from heterps_compile.kernels.specs import GroupSpec, Layout, LookupSpec
@@ -136,7 +137,10 @@ def _group_lookups(module: fx.GraphModule, layer: Layer, *, lazy: bool) -> tuple
 
 
 class _GroupWriter:
-    """Copies a graph node by node, holding look-ups back until something reads one of them."""
+    """Copies a graph node by node, holding look-ups back until something reads one of them.
+
+    Rows that are only read side by side are written so, once, and each of their readers becomes a view of them.
+    """
 
     def __init__(self, module: fx.GraphModule, layer: Layer, *, lazy: bool) -> None:
         self.graph = fx.Graph()
@@ -147,41 +151,55 @@ class _GroupWriter:
         self._lazy = lazy
         self._new: dict[fx.Node, fx.Node] = {}
         self._pending: dict[fx.Node, Lookup] = {}
+        self._readers = joined_rows(module.graph, self._lookups.keys())
+        self._joined = {row for rows in self._readers.values() for row in rows}
+        self._buffers: dict[Rows, fx.Node] = {}
 
     def add(self, node: fx.Node) -> None:
-        reads_pending = any(value in self._pending for value in node.all_input_nodes)
-        if reads_pending and (rows := _concatenated(node, self._pending)):
-            self._emit_concatenated(node, rows)
+        if node in self._readers:
+            self._read_joined(node)
             return
-        if reads_pending or node.op == "output" or written(node):
-            self._emit_pending()
+        if node.op == "output" or written(node) or mode_switch(node):
+            self._emit_all()
+        elif any(value in self._pending for value in node.all_input_nodes):
+            self._emit_separate()
         if node.name in self._lookups:
             self._pending[node] = self._lookups[node.name]
         else:
             self._new[node] = self.graph.node_copy(node, self._new.__getitem__)
 
-    def _emit_pending(self) -> None:
-        nodes = list(self._pending)
+    def _emit_all(self) -> None:
+        """Nothing waits any longer: joined rows of which some are still to come are joined no more."""
+        for rows in dict.fromkeys(self._readers.values()):
+            if all(row in self._pending for row in rows):
+                self._buffer(rows)
+            elif any(row in self._pending for row in rows):
+                self._readers = {reader: read for reader, read in self._readers.items() if read != rows}
+                self._joined.difference_update(rows)
+        self._emit_separate()
+
+    def _emit_separate(self) -> None:
+        nodes = [node for node in self._pending if node not in self._joined]
         if not nodes:
             return
         call = self._call(nodes, "separate")
         for index, node in enumerate(nodes):
-            self._take(call, index, node)
+            self._new[node] = self.graph.call_function(operator.getitem, (call, index))
+            self._keep(node)
 
-    def _emit_concatenated(self, node: fx.Node, rows: list[fx.Node]) -> None:
-        """The kernel writes its outputs side by side, which is what the ``cat`` or ``stack`` would have made."""
-        call = self._call(rows, "concat")
-        if op_name(node) in ("cat", "concat", "concatenate"):
-            self._take(call, 0, node)
-            return
-        flat = self.graph.call_function(operator.getitem, (call, 0))
-        shape = (len(rows), node.meta["example_value"].shape[-1])
-        self._new[node] = self.graph.call_method("unflatten", (flat, 1, shape))
+    def _read_joined(self, node: fx.Node) -> None:
+        rows = self._readers[node]
+        self._buffer(rows)
+        self._new[node] = self._buffers[rows]
+        if not is_last_dim(node):
+            shape = (-1, len(rows), example(node).shape[-1])
+            self._new[node] = self.graph.call_method("view", (self._buffers[rows], shape))
         self._keep(node)
 
-    def _take(self, call: fx.Node, index: int, node: fx.Node) -> None:
-        self._new[node] = self.graph.call_function(operator.getitem, (call, index))
-        self._keep(node)
+    def _buffer(self, rows: Rows) -> None:
+        """Look ``rows`` up, unless that is done: the kernel writes them side by side."""
+        if rows not in self._buffers:
+            self._buffers[rows] = self.graph.call_function(operator.getitem, (self._call(list(rows), "concat"), 0))
 
     def _keep(self, node: fx.Node) -> None:
         self._new[node].meta = dict(node.meta)
@@ -201,22 +219,6 @@ class _GroupWriter:
             [new[lookup.per_sample_weights] if lookup.per_sample_weights else None for lookup in lookups],
         )
         return self.graph.call_module(name, arguments)
-
-
-def _concatenated(node: fx.Node, pending: Mapping[fx.Node, Lookup]) -> list[fx.Node]:
-    """The look-ups that ``node``, and nothing else, lays side by side along dim 1; empty when it does anything else."""
-    name = op_name(node)
-    if node.op != "call_function" or name not in ("cat", "concat", "concatenate", "stack"):
-        return []
-    rows = argument(node, 0, "tensors")
-    dim = argument(node, 1, "dim", node.kwargs.get("axis", 0))
-    if not isinstance(rows, list | tuple) or not rows or any(row not in pending or len(row.users) > 1 for row in rows):
-        return []
-    shapes = [row.meta["example_value"].shape for row in rows]
-    width = len(shapes[0])
-    last = dim in ((1, -2) if name == "stack" else (1, -1))
-    same = name != "stack" or len({shape[-1] for shape in shapes}) == 1
-    return list(rows) if width == 2 and last and same and len(set(rows)) == len(rows) else []
 
 
 def _spec(lookup: Lookup, table: int) -> LookupSpec:
