@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from heterps_compile import optim as optim
     from heterps_compile.cluster import Cluster as Cluster
     from heterps_compile.cluster import Link as Link
     from heterps_compile.cluster import ResourceType as ResourceType
@@ -45,6 +46,8 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> object:
+    if name == "optim":
+        return import_module("heterps_compile.optim")
     if name not in _HOMES:
         raise AttributeError(f"module 'heterps_compile' has no attribute {name!r}")
     value = getattr(import_module(f"heterps_compile.{_HOMES[name]}"), name)

@@ -32,6 +32,7 @@ PRELUDE = """\
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <type_traits>
 #include <vector>
 {includes}
 struct BFloat16 {{ uint16_t bits; }};

@@ -30,6 +30,9 @@ class Rule(IntEnum):
     ADAGRAD = 3
     RMSPROP = 4
     ADAM = 5
+    SPARSE_ADAM = 6
+    ROWWISE_ADAGRAD = 7
+    FTRL = 8
 
 
 def table_fields(

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -40,7 +40,7 @@ class Ready(NamedTuple):
 
     table: Tensor
     recipe: Recipe
-    state: dict[str, Tensor]
+    state: dict[str, Any]
     is_first: bool = False
 
     def moments(self) -> tuple[Tensor | None, Tensor | None]:
@@ -61,7 +61,7 @@ class Ready(NamedTuple):
             history=pointer(clock.steps),
             now=clock.now,
             last=record.last if record else None,
-            horizon=clock.horizon,
+            horizon=clock.reach(self.table.dtype),
         )
 
 
@@ -97,9 +97,13 @@ def steps_of(optimizer: Optimizer) -> Steps:
 
 def _count(ready: Sequence[Ready]) -> list[int]:
     """Count a step where torch counts it, and return its number; without a count only "first" and "later" differ."""
-    counts = [item.state["step"] for item in ready if item.recipe.counts_steps]
-    if counts:
-        torch._foreach_add_(counts, 1)  # as torch's own optimizers count, in one call (torch 2.13.0)
+    counting = [item.state for item in ready if item.recipe.counts_steps]
+    tensors = [state["step"] for state in counting if isinstance(state["step"], Tensor)]
+    if tensors:
+        torch._foreach_add_(tensors, 1)  # as torch's own optimizers count, in one call (torch 2.13.0)
+    for state in counting:
+        if not isinstance(state["step"], Tensor):  # SparseAdam's is an int
+            state["step"] += 1
     return [int(item.state["step"]) if item.recipe.counts_steps else 2 - item.is_first for item in ready]
 
 
@@ -143,21 +147,21 @@ def _sparse_tables(optimizer: Optimizer, group: Group) -> Iterator[Ready]:
             continue
         state = _state_of(optimizer, recipe, table)
         if _state_fits(recipe, state, table):
-            yield Ready(table, recipe, state)
+            yield _make_ready(recipe, group, state, table)
 
 
-def _state_of(optimizer: Optimizer, recipe: Recipe, table: Tensor) -> dict[str, Tensor]:
+def _state_of(optimizer: Optimizer, recipe: Recipe, table: Tensor) -> dict[str, Any]:
     """The state of a table; a rule without state leaves no empty entry behind for a checkpoint to show."""
-    state: dict[str, Tensor] = optimizer.state[table] if recipe.first or recipe.second else {}
+    state: dict[str, Any] = optimizer.state[table] if recipe.first or recipe.second else {}
     return state
 
 
-def _state_fits(recipe: Recipe, state: dict[str, Tensor], table: Tensor) -> bool:
+def _state_fits(recipe: Recipe, state: dict[str, Any], table: Tensor) -> bool:
     """Whether the kernels can keep the state where it is, or make it: Adagrad's is made by its constructor only."""
     for key in (recipe.first, recipe.second):
         if key is not None:
             tensor = state.get(key)
-            if not (recipe.rule is not Rule.ADAGRAD if tensor is None else fits(tensor, table)):
+            if not (recipe.rule is not Rule.ADAGRAD if tensor is None else fits(tensor, table, recipe.rule)):
                 return False
     return True
 
@@ -180,7 +184,7 @@ def _lazy_tables(optimizer: Optimizer, group: Group) -> Iterator[Ready]:
         if refusal is None and isinstance(recipe, Recipe) and is_applicable(table):
             state = _state_of(optimizer, recipe, table)
             if _state_fits(recipe, state, table):
-                yield _make_ready(recipe, state, table)
+                yield _make_ready(recipe, group, state, table)
                 continue
         lazy.drop(filter(None, [lazy.record_of(table)]))  # torch steps all rows, from where they should be
         if table.grad.layout is torch.sparse_coo:
@@ -204,14 +208,16 @@ def _still_holds(record: Record, optimizer: Optimizer, recipe: Recipe | Refusal)
     return all(key is None or state.get(key) is tensor for tensor, key in kept)
 
 
-def _make_ready(recipe: Recipe, state: dict[str, Tensor], table: Tensor) -> Ready:
-    """Make what torch makes at a table's first step, as it makes it."""
+def _make_ready(recipe: Recipe, group: Group, state: dict[str, Any], table: Tensor) -> Ready:
+    """Make what the optimizer makes at a table's first step, as it makes it."""
     if recipe.counts_steps and "step" not in state:
         dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
-        state["step"] = torch.tensor(0.0, dtype=dtype)
+        state["step"] = 0 if recipe.rule is Rule.SPARSE_ADAM else torch.tensor(0.0, dtype=dtype)
     missing = [key for key in (recipe.first, recipe.second) if key is not None and state.get(key) is None]
-    for key in missing:
-        state[key] = torch.zeros_like(table, memory_format=torch.preserve_format)
+    if missing and recipe.make is not None:
+        state.update(recipe.make(group, table))
+    elif missing:
+        state.update({key: torch.zeros_like(table, memory_format=torch.preserve_format) for key in missing})
     return Ready(table, recipe, state, is_first=bool(missing))
 
 

@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from heterps_compile.kernels import cpu_units
 from heterps_compile.kernels.coalesce import coalesce
 from heterps_compile.kernels.cpu_update import Rule, UpdateKernels, table_fields
+from heterps_compile.optim.table_optimizer import wide
 
 
 class Update(NamedTuple):  # a frozen dataclass takes 3 us to make, and a step makes one per table
@@ -54,14 +55,13 @@ def is_applicable(parameter: Tensor) -> bool:
     )
 
 
-def fits(state: Tensor | None, table: Tensor) -> bool:
-    """Whether the kernels can keep ``state`` of ``table`` where it is."""
+def fits(state: Tensor, table: Tensor, rule: Rule) -> bool:
+    """Whether the kernels of ``rule`` can keep ``state`` of ``table`` where it is."""
     return (
-        state is not None
-        and state.is_cpu
+        state.is_cpu
         and state.is_contiguous()
-        and state.dtype is table.dtype
-        and state.shape == table.shape
+        and state.dtype is (wide(table.dtype) if rule in (Rule.ROWWISE_ADAGRAD, Rule.FTRL) else table.dtype)
+        and state.shape == (table.shape[:1] if rule is Rule.ROWWISE_ADAGRAD else table.shape)
     )
 
 
