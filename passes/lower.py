@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,11 @@ import torch
 from torch import fx, nn
 
 from heterps_compile import optim
-from heterps_compile.errors import LoweringError
+from heterps_compile.errors import HeterpsWarning, LoweringError
+from heterps_compile.fx.columns import convert_once, exact_below
 from heterps_compile.fx.joined import Rows, is_last_dim, joined_rows
 from heterps_compile.fx.ops import mode_switch, written
-from heterps_compile.fx.values import attributes, example
+from heterps_compile.fx.values import attributes, example, shape
 from heterps_compile.graph import Layer, LayerGraph, Lookup
 from heterps_compile.kernels.lookup import lookup_group, prepare
 from heterps_compile.kernels.specs import GroupSpec, Layout, LookupSpec
@@ -79,6 +81,9 @@ class Lower:
         module = stage.module
         if any(layer.lookups for layer in stage.layers):
             optim.install()
+            _warn_of_inexact_ids(module, stage.layers)
+            if stage.cut.device.type == "cpu":
+                module = convert_once(module)
         for layer in stage.layers:
             if not layer.lookups:
                 continue
@@ -103,6 +108,22 @@ class Lower:
                 hint="place it on cpu (pin), or leave out strict",
             )
         return f"torch eager: {reason}"
+
+
+def _warn_of_inexact_ids(module: fx.GraphModule, layers: Sequence[Layer]) -> None:
+    """Say so where ids come from floating-point numbers that cannot name every row of their table."""
+    nodes = {node.name: node for node in module.graph.nodes}
+    for lookup in (lookup for layer in layers for lookup in layer.lookups):
+        limit, rows = exact_below(nodes[lookup.ids]), shape(nodes[lookup.table])[0]
+        if limit is not None and rows > limit:
+            warnings.warn(
+                f"the ids of {readable(lookup.table)}, a table of {rows:,} rows, travel as floating-point numbers that "
+                f"are exact only up to {limit:,}: some rows are never found, others found for several ids.\n"
+                "hint: pass ids as integers, or in a wider type",
+                HeterpsWarning,
+                stacklevel=2,
+            )
+            return
 
 
 def _row_shapes(module: fx.GraphModule, layer: Layer) -> list[tuple[int, torch.dtype]]:

@@ -11,7 +11,8 @@ from collections.abc import Collection
 
 from torch import fx
 
-from heterps_compile.fx.ops import argument, op_name, written
+from heterps_compile.fx.exposed import exposed_storages
+from heterps_compile.fx.ops import argument, op_name
 from heterps_compile.fx.values import example, storages
 
 Rows = tuple[fx.Node, ...]
@@ -21,7 +22,7 @@ def joined_rows(graph: fx.Graph, lookups: Collection[str]) -> dict[fx.Node, Rows
     """The nodes that read nothing but rows of ``lookups``, side by side, and these rows in order."""
     readers = {node: rows for node in graph.nodes if (rows := _side_by_side(node, lookups))}
     alone = {rows for rows in readers.values() if all(readers.get(user) == rows for row in rows for user in row.users)}
-    exposed = _exposed(graph)
+    exposed = exposed_storages(graph)
     for rows in list(alone):
         same = [reader for reader, read in readers.items() if read == rows]
         if len(same) > 1 and any(key in exposed for reader in same for key in storages(reader)):
@@ -60,10 +61,3 @@ def _dim(node: fx.Node) -> int | None:
     """The dim of a ``cat`` or ``stack``, counted from the front."""
     dim = argument(node, 1, "dim", node.kwargs.get("axis", 0))
     return dim % len(example(node).shape) if isinstance(dim, int) else None
-
-
-def _exposed(graph: fx.Graph) -> set[int]:
-    """Storages that something writes to, or that the caller gets to see."""
-    seen = [target for node in graph.nodes for target in written(node)]
-    seen += [value for node in graph.nodes if node.op == "output" for value in node.all_input_nodes]
-    return {key for node in seen for key in storages(node)}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from heterps_compile.compiled import compiled_graphs
+from heterps_compile.errors import HeterpsWarning, IdRangeError
 
 ROWS, DIM = (7, 40, 5), 6
 Combine = Callable[[list[Tensor]], Tensor]
@@ -124,3 +125,58 @@ def test_any_batch_size_fits_the_buffer() -> None:
         ids = ids_of(batch)
         rows = [table(ids[:, k : k + 1]) for k, table in enumerate(model.tables)]
         torch.testing.assert_close(compiled(ids), torch.cat(rows, 1))
+
+
+class FloatColumns(nn.Module):
+    """Ids travel in one float matrix, as in deepctr-torch; ``written``: one column is changed after."""
+
+    def __init__(self, rows: tuple[int, ...] = ROWS, *, written: bool = False) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(r, DIM) for r in rows)
+        self.written = written
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = [x[:, k : k + 1].long() for k in range(len(self.tables) - 1)]
+        columns.append(x[:, len(self.tables) - 1].to(torch.int64).unsqueeze(1))
+        if self.written:
+            columns[0].zero_()
+        rows = [table(column) for table, column in zip(self.tables, columns, strict=True)]
+        return torch.cat(rows, 1).sum(1) * x[:, -1:]
+
+
+def float_matrix(batch: int) -> Tensor:
+    return torch.cat((ids_of(batch).float(), torch.rand(batch, 2)), 1)
+
+
+def conversions(model: nn.Module) -> int:
+    graphs = [stage.run.__self__.graph for graph in compiled_graphs(model) for stage in graph.run.stages]
+    return sum(node.op == "call_method" and node.target in ("long", "to") for graph in graphs for node in graph.nodes)
+
+
+@pytest.mark.parametrize(("written", "expected"), [(False, 1), (True, 3)])
+def test_a_float_matrix_of_ids_is_converted_once(written: bool, expected: int) -> None:
+    """Unless a column is written to: its neighbours would see that, and so would whoever looks the column up again."""
+    model = FloatColumns(written=written)
+    check_equals_eager(model, float_matrix(9), num_concat=not written)
+    assert conversions(model) == expected
+
+
+@pytest.mark.parametrize("bad", [-1.0, 40.0])
+def test_ids_outside_their_table_are_named_when_they_travel_as_floats(bad: float) -> None:
+    x = float_matrix(9)
+    x[4, 1] = bad
+    with pytest.raises(
+        IdRangeError, match=rf"id {bad:.0f} at position \(4, 0\) is outside table 1 .*which has 40 rows"
+    ):
+        torch.compile(FloatColumns(), backend="heterps")(x)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "warns"), [("float16", 2049, True), ("float16", 2048, False)])
+def test_ids_that_floats_cannot_tell_apart_are_warned_of(dtype: str, rows: int, warns: bool) -> None:
+    x = float_matrix(5).to(getattr(torch, dtype))
+    model = torch.compile(FloatColumns((7, rows, 5)), backend="heterps")
+    if warns:
+        with pytest.warns(HeterpsWarning, match=r"tables.1.weight, a table of 2,049 rows, .* only up to 2,048"):
+            model(x)
+    else:
+        model(x)
