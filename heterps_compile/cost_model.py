@@ -120,6 +120,10 @@ class CostModel:
         """The same problem with other limits, to ask what binds."""
         return replace(self, limit=limit)
 
+    def relief(self, multipliers: Floats) -> float:
+        """What ``multipliers`` (T,) of the limits add to the price of a placement that uses every limited type up."""
+        return float(multipliers @ np.where(multipliers > 0, self.limit, 0.0))  # without a limit there is no multiplier
+
     def with_memory(self, types: Bools) -> CostModel:
         """The same problem with all the memory one may want on the marked ``types`` (T,)."""
         terms = self.terms.copy()

@@ -192,13 +192,12 @@ def _check_layers(plan: Plan, graph: Graph) -> None:
 
 
 def _check_units(plan: Plan, cluster: Cluster) -> None:
-    units: dict[str, int] = {}
     for stage in plan.stages:
         if stage.replicas < 1:
             raise PlanError(
                 f"stage {stage.layers[0]}.. on {stage.resource} has {stage.replicas} replicas, not 1 or more"
             )
-        units[stage.resource] = units.get(stage.resource, 0) + stage.replicas
+    units = units_of(plan.stages)
     provision = {name: count for name, count in plan.provision.items() if count}
     if units != provision:
         raise PlanError(f"provision {provision} is not the sum of the stages' replicas {units}")

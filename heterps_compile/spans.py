@@ -47,7 +47,7 @@ def num_spans(num_layers: int, num_types: int) -> int:
 def spans_of(prefix: Floats, allowed: Bools, between: Boundaries) -> Spans:
     """All of them; ``prefix`` (L + 1, T, 8) are the sums of the layers' terms before each cut."""
     length, types = allowed.shape
-    begin, end, kind, before, after = _every(length, types, _earliest(allowed))
+    begin, end, kind, before, after = _every(length, types, earliest(allowed))
     terms = (prefix[end, kind] - prefix[begin, kind]).T.copy()
     for cut, other in ((begin, before), (end, after)):
         inner = np.flatnonzero(other < types)
@@ -72,20 +72,20 @@ def spans_of(prefix: Floats, allowed: Bools, between: Boundaries) -> Spans:
     )
 
 
-def _earliest(allowed: Bools) -> Ints:
-    """(L + 1, T): a stage on t that ends at cut j may start at this cut or later."""
+def earliest(allowed: Bools) -> Ints:
+    """(L + 1, T): a stage on t that ends at cut j may start at ``earliest[j, t]`` or later; ``allowed`` (L, T)."""
     positions = np.where(allowed, 0, np.arange(1, len(allowed) + 1)[:, None])
     return np.concatenate([np.zeros((1, allowed.shape[1]), np.int64), np.maximum.accumulate(positions, axis=0)])
 
 
-def _every(length: int, types: int, earliest: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _every(length: int, types: int, starting: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """(begin, end, type, before, after), sorted by (end, type, after)."""
     each = np.arange(types + 1)
     parts = []
     for end in range(1, length + 1):
         afters = each[:types] if end < length else each[types:]
         for kind in range(types):
-            begin, before = np.meshgrid(np.arange(earliest[end, kind], end), each, indexing="ij")
+            begin, before = np.meshgrid(np.arange(starting[end, kind], end), each, indexing="ij")
             fits = np.where(begin == 0, before == types, (before < types) & (before != kind))
             starts = np.stack([begin[fits], before[fits]])
             follow = afters[afters != kind]

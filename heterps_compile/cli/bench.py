@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heterps_compile.cli.bench_truth import add_truth
-from heterps_compile.cli.factory import UsageError
+from heterps_compile.cli.factory import models_named
+from heterps_compile.cli.plan_options import count
 
 if TYPE_CHECKING:
     from heterps_compile.bench.policy_runs import CaseResult
@@ -34,7 +35,7 @@ def add_paper(experiments: Any) -> None:
     )
     command.add_argument("--models", nargs="+", metavar="MODEL", help="ctrdnn-8, -12, -16, -20, matchnet, 2emb, nce")
     command.add_argument("--types", nargs="+", type=int, choices=(2, 4, 8), metavar="N", help="2, 4, 8")
-    command.add_argument("--seeds", type=_count, default=5, metavar="N", help="runs of policies that draw; default: 5")
+    command.add_argument("--seeds", type=count, default=5, metavar="N", help="runs of policies that draw; default: 5")
     command.add_argument("--json", metavar="OUT", help="write the results as JSON; - prints it instead of the text")
     command.set_defaults(run=paper)
 
@@ -47,8 +48,9 @@ def paper(arguments: argparse.Namespace) -> int:
     from heterps_compile.bench.paper import closing_text, run, to_dict
     from heterps_compile.bench.paper_cases import NUM_TYPES, cases
     from heterps_compile.bench.paper_text import case_text
+    from heterps_compile.models import PAPER_MODELS
 
-    models = _models(arguments.models)
+    models = models_named(arguments.models, PAPER_MODELS)
     num_types = tuple(dict.fromkeys(arguments.types or NUM_TYPES))
     results: list[CaseResult] = []
     for result in run(cases(models, num_types), arguments.seeds, len(models) * len(num_types)):
@@ -61,18 +63,3 @@ def paper(arguments: argparse.Namespace) -> int:
         Path(arguments.json).write_text(text, encoding="utf-8")
         print(f"heterps: wrote {arguments.json}", file=sys.stderr)
     return 0
-
-
-def _models(given: list[str] | None) -> tuple[str, ...]:
-    from heterps_compile.models import PAPER_MODELS
-
-    for name in given or ():
-        if name not in PAPER_MODELS:
-            raise UsageError(f"--models names no model {name!r} (allowed: {', '.join(PAPER_MODELS)})")
-    return tuple(dict.fromkeys(given or PAPER_MODELS))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} (allowed: a whole number >= 1)")
-    return int(text)

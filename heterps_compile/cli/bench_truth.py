@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from heterps_compile.cli.factory import UsageError
+from heterps_compile.cli.factory import UsageError, models_named
 
 if TYPE_CHECKING:
     from heterps_compile.bench.truth import Outcome
@@ -33,7 +33,9 @@ def add_truth(experiments: Any) -> None:
 
 def truth(arguments: argparse.Namespace) -> int:
     """Print the table; 0 whatever it shows."""
-    models, cores = _models(arguments.models), _cores(arguments.cores)
+    from heterps_compile.models import MODELS
+
+    models, cores = models_named(arguments.models, MODELS), _cores(arguments.cores)
     from heterps_compile.bench.truth import Sizes, cases, run
     from heterps_compile.bench.truth_text import closing_text, table, to_dict
     from heterps_compile.comparison import machine
@@ -51,15 +53,6 @@ def truth(arguments: argparse.Namespace) -> int:
     report = f"{table(outcomes)}\n\n{closing_text(outcomes, os.getloadavg()[0])}\n{machine()}\n"
     print(text if arguments.json == STDOUT else report, end="")
     return 0
-
-
-def _models(given: list[str] | None) -> tuple[str, ...]:
-    from heterps_compile.models import MODELS
-
-    for name in given or ():
-        if name not in MODELS:
-            raise UsageError(f"--models names no model {name!r} (allowed: {', '.join(MODELS)})")
-    return tuple(dict.fromkeys(given or MODELS))
 
 
 def _cores(given: list[int] | None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -87,3 +87,12 @@ def _described(error: BaseException) -> str:
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     text = str(error).splitlines()[0] if str(error) else ""
     return f"{type(error).__name__}: {text}{place}"
+
+
+def models_named(given: Sequence[str] | None, known: Iterable[str]) -> tuple[str, ...]:
+    """The models that ``--models`` names, each once; all that are known without it. Raises :class:`UsageError`."""
+    allowed = tuple(known)
+    for name in given or ():
+        if name not in allowed:
+            raise UsageError(f"--models names no model {name!r} (allowed: {', '.join(allowed)})")
+    return tuple(dict.fromkeys(given or allowed))

@@ -109,12 +109,21 @@ class _Passage:
 
 
 def simulate(stages: tuple[SimulatedStage, ...], load: Load) -> Simulation:
-    """Run ``load`` through ``stages``. Raises :class:`PlanError` for no stages and for a stage without replicas."""
+    """Run ``load`` through ``stages``.
+
+    Raises :class:`PlanError` for no stages and for a stage without replicas,
+    :class:`OptionError` for fewer whole microbatches than replicas.
+    """
     if not stages:
         raise PlanError("a plan without stages runs nothing (allowed: at least 1 stage)")
     for index, stage in enumerate(stages):
         if stage.replicas < 1:
             raise PlanError(f"stage {index} has {stage.replicas} replicas (allowed: 1 or more)")
+        if load.dispatch == "whole" and load.microbatches <= stage.replicas:
+            raise OptionError(
+                f"microbatches is {load.microbatches}, dealt out whole to the {stage.replicas} replicas of stage "
+                f"{index} (allowed: more than {stage.replicas}, or some never work)"
+            )
     rng = np.random.default_rng(load.seed)
     ready = np.zeros(load.microbatches)
     passages = []

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, fewest_units, units_needed
+from heterps_compile.spans import earliest
 
 Units = Callable[[Floats, float], Floats]
 
@@ -58,7 +59,7 @@ def _chain(model: CostModel, prefix: Floats, time_s: float, weight: Floats, unit
     enter[:, 0] = 0.0
     source = np.zeros((length + 1, types), dtype=np.int64)
     columns = np.ascontiguousarray(prefix.transpose(2, 1, 0))
-    blocked, rows = blocked_before(model).T, np.arange(types)
+    blocked, rows = earliest(model.allowed).T, np.arange(types)
     starts = np.zeros(1, dtype=np.int64)
     for begin in range(0, length, BLOCK):
         ends = np.arange(begin + 1, min(begin + BLOCK, length) + 1)
@@ -92,12 +93,6 @@ def _enter(best: Floats, enter: Floats) -> None:
     index = int(best.argmin())
     enter[:] = best[index]
     enter[index] = min(best[:index].min(initial=np.inf), best[index + 1 :].min(initial=np.inf))
-
-
-def blocked_before(model: CostModel) -> Ints:
-    """(L + 1, T): a stage on t that ends at cut j may start at ``blocked[j, t]`` or later."""
-    positions = np.where(model.allowed, 0, np.arange(1, model.num_layers + 1)[:, None])
-    return np.concatenate([np.zeros((1, model.num_types), dtype=np.int64), np.maximum.accumulate(positions, axis=0)])
 
 
 def other_minimum(values: Floats) -> Floats:

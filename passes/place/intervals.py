@@ -143,6 +143,6 @@ class IntervalSearch:
         ``(price + multipliers) . units - multipliers . limit`` is at most ``price . units`` wherever the limits hold.
         """
         weight = self.model.price_usd_per_h + multipliers
-        relief = float(multipliers @ np.where(multipliers > 0, self.model.limit, 0.0))
+        relief = self.model.relief(multipliers)
         fractional = cheapest(self.model, self.prefix, time_s, weight, weight).fractional
         return float(cost_usd_per_million_samples(fractional - relief, self.model.paid_s(time_s)))

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from heterps_compile.cost_model import Bools, CostModel, Floats, Ints, fewest_units
-from heterps_compile.passes.place.dynamic import blocked_before, other_minimum
+from heterps_compile.passes.place.dynamic import other_minimum
 from heterps_compile.passes.place.incumbent import usage_at
 from heterps_compile.passes.place.milp import Solved, milp_within_limits
 from heterps_compile.passes.place.staged import cheapest
 from heterps_compile.passes.place.staged_milp import milp_staged
+from heterps_compile.spans import earliest
 
 FIRST_ROUNDS, ROUNDS = 40, 12
 """Rounds of the multipliers while no plan is known, and after that, when they start from those of a time nearby."""
@@ -127,7 +128,7 @@ def stage_units(model: CostModel, prefix: Floats, time_s: float) -> Floats:
     """(L + 1, L + 1, T): whole units of a stage from cut i to cut j; inf where there is no such stage."""
     cuts = model.num_layers + 1
     units = np.full((cuts, cuts, model.num_types), np.inf)
-    blocked = blocked_before(model)
+    blocked = earliest(model.allowed)
     for end in range(1, cuts):
         needed = fewest_units(prefix[end] - prefix[:end], time_s)
         needed[blocked[end] > np.arange(end)[:, None]] = np.inf
@@ -138,17 +139,12 @@ def stage_units(model: CostModel, prefix: Floats, time_s: float) -> Floats:
 def promising(model: CostModel, units: Floats, search: _Search) -> Floats:
     """``units`` without the stages that no placement cheap enough contains, by the multipliers' bound."""
     weights = (model.price_usd_per_h + search.multipliers)[None]
-    relief = _relief(model, search.multipliers)
+    relief = model.relief(search.multipliers)
     after = _to_go(units, weights)[:, 0]
     before = _to_go(units[::-1, ::-1].transpose(1, 0, 2), weights)[::-1, 0]
     with np.errstate(invalid="ignore"):
         through = before[:, None] + weights[0] * units + after[None] - relief
     return np.where(through < search.below, units, np.inf)
-
-
-def _relief(model: CostModel, multipliers: Floats) -> float:
-    """What the multipliers add to the price of a placement that uses every limited type up."""
-    return float(multipliers @ np.where(multipliers > 0, model.limit, 0.0))  # without a limit there is no multiplier
 
 
 def _relax(model: CostModel, prefix: Floats, time_s: float, wanted: Wanted) -> _Search:
@@ -229,7 +225,7 @@ def _labels(model: CostModel, units: Floats, search: _Search, deadline: float, m
     price, lagrange = model.price_usd_per_h, search.multipliers
     weights = np.concatenate([(price + lagrange)[None], np.eye(types)])
     leave = _to_go(units, weights)
-    relief = _relief(model, lagrange)
+    relief = model.relief(lagrange)
     buckets: list[list[list[_Labels]]] = [[[] for _ in range(types)] for _ in range(cuts)]
     done: list[list[_Labels | None]] = [[None] * types for _ in range(cuts)]
     root = _Labels(np.zeros(1), np.zeros((1, types)), np.full((1, 3), -1))

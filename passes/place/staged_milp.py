@@ -34,7 +34,7 @@ def milp_staged(
         return None
     chosen, price, bound = None, below, np.inf
     weight = model.price_usd_per_h + multipliers
-    relief = float(multipliers @ np.where(multipliers > 0, model.limit, 0.0))
+    relief = model.relief(multipliers)
     for num_stages in range(1, model.num_layers + 1):
         stage_limit_s = time_s / float(model.stretch(num_stages))
         rest = dynamic.cheapest(model, prefix, stage_limit_s, weight, None).value - relief

@@ -220,3 +220,9 @@ def test_stages_that_take_no_time_are_no_division_by_zero() -> None:
     run: Simulation = simulate((SimulatedStage(replicas=1, compute_s=0.0),), Load(microbatches=4))
     assert run.throughput_samples_per_s == run.predicted_samples_per_s == pytest.approx(1e15)
     assert run.busy == (0.0,)
+
+
+def test_whole_microbatches_for_fewer_than_all_replicas_are_refused() -> None:
+    stages = (SimulatedStage(replicas=9, compute_s=1.0),)
+    with pytest.raises(OptionError, match="microbatches is 8, dealt out whole to the 9 replicas of stage 0"):
+        simulate(stages, Load(microbatches=8, dispatch="whole"))
